@@ -33,7 +33,13 @@ fn attend(c: &mut Criterion) -> Result<(), KvCodecError> {
             let mut pages = LayerPages::zeroed(codec.block_bytes(g), blocks.len());
             codec.encode(g, &x, &x, &slots, &mut pages)?;
             let q = Tensor::from_vec(noise(heads * 128), &[1, heads, 128])?;
-            let seqs = vec![SeqSpan { q_len: 1, kv_len: TOKENS, blocks: &blocks, exact: None }];
+            let seqs = vec![SeqSpan {
+                q_len: 1,
+                kv_len: TOKENS,
+                blocks: &blocks,
+                exact: None,
+                together: None,
+            }];
             let batch = AttnBatch { seqs };
             let params = AttnParams::new(0.05);
             group.bench_function(BenchmarkId::from_parameter(name), |b| {
@@ -66,8 +72,13 @@ fn prompt(c: &mut Criterion) -> Result<(), KvCodecError> {
         let mut pages = LayerPages::zeroed(codec.block_bytes(g), blocks.len());
         codec.encode(g, &x, &x, &slots, &mut pages)?;
         for arithmetic in [Arithmetic::Exact, Arithmetic::Rounded] {
-            let seqs =
-                vec![SeqSpan { q_len: QUERIES, kv_len: TOKENS, blocks: &blocks, exact: None }];
+            let seqs = vec![SeqSpan {
+                q_len: QUERIES,
+                kv_len: TOKENS,
+                blocks: &blocks,
+                exact: None,
+                together: None,
+            }];
             let batch = AttnBatch { seqs };
             let params = AttnParams { arithmetic, ..AttnParams::new(0.05) };
             group.bench_function(BenchmarkId::new(name, format!("{arithmetic:?}")), |b| {

@@ -19,7 +19,8 @@ fn main() -> Result<()> {
     // Four blocks, used in no particular order: a slot is block * block_tokens + offset.
     let blocks = [3, 0, 2, 1].map(BlockId);
     let slots: Vec<_> = (0..TOKENS).map(|i| blocks[i / 32].0 as usize * 32 + i % 32).collect();
-    let seq = SeqSpan { q_len: TOKENS, kv_len: TOKENS, blocks: &blocks, exact: None };
+    let seq =
+        SeqSpan { q_len: TOKENS, kv_len: TOKENS, blocks: &blocks, exact: None, together: None };
     let batch = AttnBatch { seqs: vec![seq] };
     let params = AttnParams::new(1.0 / 8.0);
 

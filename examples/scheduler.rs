@@ -23,6 +23,7 @@ fn main() -> Result<()> {
                 client: None,
                 priority: 0,
                 cut_tokens: 0,
+                whole: Vec::new(),
             },
             &pool,
         )?;

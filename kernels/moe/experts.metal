@@ -9,7 +9,8 @@
 // add_experts: out[t] = x[t] + scale * (sum over its pairs i of weights[i] * y[places[i]] + gate[t] * shared[t]).
 //   Of experts that have no matrix y is what they read. Grid: x elements. Threads: 256.
 // experts_sum_*: the same of what y[i] = inner[i] W^T is, with W the `rows` rows of expert ids[i].
-//   Grid: x blocks of ROWS rows, y tokens. Threads: 256, a simdgroup every eighth pair.
+//   Grid: x blocks of ROWS rows, or of half as many of f32, whose words would take all registers of a thread of an
+//   Apple GPU; y tokens. Threads: 256, a simdgroup every eighth pair.
 // Reference: taper_models' experts, Linear::forward, LinearGroup::forward_gated, add_weighted_rows.
 #include "taper/common.h"
 #include "taper/experts.h"
@@ -227,19 +228,20 @@ INLINE void expert_sum(
     device const uint* data, device const uint* scales, device const float* inner, Added from, device float* out,
     ExpertSumParams p, uint2 at, uint tid, uint sg, uint lane, threadgroup float* y)
 {
+    constexpr int OWN = int(W::RAW) * ROWS > 64 ? ROWS / 2 : ROWS;
     const AddExpertsParams add = {0, p.rows, p.chosen, p.experts, p.flags, p.scale};
     const WeightRows w = {data, scales, p.cols / CHUNK, p.group_shift, p.scale_type, p.packed};
-    const uint token = at.y, row0 = at.x * ROWS, first = token * p.chosen, n = row0 + tid, i = token * p.rows + n;
-    const bool writes = tid < ROWS && n < p.rows;
+    const uint token = at.y, row0 = at.x * OWN, first = token * p.chosen, n = row0 + tid, i = token * p.rows + n;
+    const bool writes = tid < OWN && n < p.rows;
     float sum = 0.0f;
     for (uint begin = 0; begin < p.chosen; begin += SUM_SIMDS) {
         const uint pair = first + begin + sg, id = begin + sg < p.chosen ? from.ids[pair] : p.experts;
         if (id < p.experts) {
-            uint row[ROWS];
-            float acc[ROWS], squares = 0.0f;
-            UNROLL for (int r = 0; r < ROWS; ++r) row[r] = id * p.rows + min(row0 + uint(r), p.rows - 1);
-            dots<W, ROWS>(w, row, inner + size_t(pair) * p.cols, inner, false, lane, acc, squares);
-            UNROLL for (int r = 0; r < ROWS; ++r) {
+            uint row[OWN];
+            float acc[OWN], squares = 0.0f;
+            UNROLL for (int r = 0; r < OWN; ++r) row[r] = id * p.rows + min(row0 + uint(r), p.rows - 1);
+            dots<W, OWN>(w, row, inner + size_t(pair) * p.cols, inner, false, lane, acc, squares);
+            UNROLL for (int r = 0; r < OWN; ++r) {
                 const float whole = simd_sum(acc[r]);
                 if (lane == uint(r)) y[sg * ROWS + uint(r)] = whole;
             }

@@ -1,7 +1,10 @@
 """The OpenAI Python SDK against a running server: does it find what it expects?"""
+import io
 import json
+import math
 import time
 import urllib.request
+import wave
 from typing import Annotated, Literal
 
 import openai
@@ -275,11 +278,49 @@ def wrong_key(c):
     assert error.code == "invalid_api_key", error
 
 
+def tone(seconds):
+    """A WAV file."""
+    data = bytearray()
+    for i in range(16000 * seconds):
+        data += int(8000 * math.sin(i * i / 3e5)).to_bytes(2, "little", signed=True)
+    file = io.BytesIO()
+    with wave.open(file, "wb") as out:
+        out.setnchannels(1)
+        out.setsampwidth(2)
+        out.setframerate(16000)
+        out.writeframes(bytes(data))
+    return ("tone.wav", file.getvalue())
+
+
+def speech(c):
+    """Of a server with a model for speech: `--speech`."""
+    create, file = c.client.audio.transcriptions.create, tone(35)
+    fields = {"model": c.model, "file": file, "language": "en"}
+    plain = create(**fields)
+    assert plain.usage.type == "duration" and plain.usage.seconds == 35, plain
+    full = create(**fields, response_format="verbose_json", timestamp_granularities=["segment"])
+    assert full.text == plain.text and full.language == "english" and float(full.duration) == 35, full
+    assert all(s.start <= s.end and s.no_speech_prob <= 1 for s in full.segments), full
+    assert create(**fields, response_format="text") == plain.text + "\n"
+    assert create(**fields, response_format="vtt").startswith("WEBVTT")
+    events = list(create(**fields, stream=True))
+    assert events[-1].type == "transcript.text.done" and events[-1].text == plain.text, events
+    assert "".join(e.delta for e in events[:-1]).strip() == plain.text, events
+    assert c.client.audio.translations.create(model=c.model, file=file).text is not None
+    error = raises(openai.BadRequestError, lambda: create(**{**fields, "file": ("x.mp3", b"no sound")}))
+    assert error.code == "invalid_audio" and error.param == "file", error
+    words = {"response_format": "verbose_json", "timestamp_granularities": ["word"]}
+    error = raises(openai.BadRequestError, lambda: create(**fields, **words))
+    assert error.code == "unsupported_value", error
+
+
 def main():
     options = parser(__doc__)
     options.add_argument("--embeddings", action="store_true", help="the server has an embedding model")
+    options.add_argument("--speech", action="store_true", help="the server has a model for speech")
     context = Context(options.parse_args())
-    run(by_name([models, embeddings, wrong_key] if context.args.embeddings else CASES), context)
+    special = embeddings if context.args.embeddings else speech if context.args.speech else None
+    run(by_name([models, special, wrong_key] if special else CASES), context)
 
 
 if __name__ == "__main__":

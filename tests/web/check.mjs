@@ -1,12 +1,13 @@
 // The web app in Debian's Chromium, against a running server: does it do what it should?
 //
-//   node check.mjs --base-url http://127.0.0.1:8000/v1 --api-key KEY [--only NAME] [--screenshots DIR]
+//   node check.mjs --base-url http://127.0.0.1:8000/v1 --api-key KEY [--only NAME] [--screenshots DIR] [--several]
 import { parseArgs } from "node:util";
 import { launch } from "./browser.mjs";
 import { start } from "./proxy.mjs";
 import * as chat from "./chat.mjs";
 import * as pages from "./pages.mjs";
 import * as safety from "./safety.mjs";
+import * as several from "./several.mjs";
 import { screenshots } from "./screenshots.mjs";
 
 const { values: args } = parseArgs({
@@ -15,12 +16,14 @@ const { values: args } = parseArgs({
     "api-key": { type: "string", default: "" },
     only: { type: "string", multiple: true },
     screenshots: { type: "string" },
+    // The server is that of tests/several.py.
+    several: { type: "boolean" },
   },
 });
 
 const browser = await launch();
 const target = args["base-url"].replace(/\/v1\/?$/, "/");
-const cases = { ...chat, ...pages, ...safety };
+const cases = args.several ? { ...several } : { ...chat, ...pages, ...safety };
 if (args.screenshots) cases.screenshots = (tools) => screenshots(tools, args.screenshots);
 let failed = 0;
 let passed = 0;

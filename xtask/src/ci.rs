@@ -60,6 +60,9 @@ const fn step(name: &'static str, what: &'static str, action: Action) -> Step {
 
 use Action::{FreshStart, Run, Served, ServedModel};
 
+/// A tiny model that sees, with a tokenizer and a chat template.
+const SEES: &str = "tests/fixtures/vision/qwen3_vl-chat";
+
 /// In the order they run. `test` is what the README tells people to run.
 const STEPS: &[Step] = &[
     step(
@@ -151,6 +154,11 @@ const STEPS: &[Step] = &[
         Run(&["{python}", "tests/gguf/check_structured.py", "{debug}/taper", "--prompts", "8"]),
     ),
     step("release", "the release build", Run(&["cargo", "build", "--release", "-p", "server"])),
+    step(
+        "dist",
+        "archives of the release build, and an answer from each",
+        Run(&["bash", ".ci/dist", "{xtask}"]),
+    ),
     step("fresh-start", "the release server starts bare, answers and ends", FreshStart),
     step(
         "web",
@@ -161,6 +169,21 @@ const STEPS: &[Step] = &[
         "web-app",
         "the web app in Chromium against the release server",
         Served("", &["bash", ".ci/web", "check", "{url}", "{key}"]),
+    ),
+    step(
+        "web-several",
+        "the web app's page of models against a server of several",
+        Run(&[
+            "{python}",
+            "tests/several.py",
+            "{debug}/taper",
+            "bash",
+            ".ci/web",
+            "check",
+            "{url}",
+            "{key}",
+            "--several",
+        ]),
     ),
     step(
         "sdk-python",
@@ -185,6 +208,42 @@ const STEPS: &[Step] = &[
                 "--api-key",
                 "{key}",
             ],
+        ),
+    ),
+    step(
+        "sdk-images",
+        "images by OpenAI's and Anthropic's Python SDKs against a release server of a model that sees",
+        ServedModel(
+            SEES,
+            "tests/sdk",
+            &["{python}", "images_python.py", "--base-url", "{url}", "--api-key", "{key}"],
+        ),
+    ),
+    step(
+        "sdk-images-clients",
+        "images by LangChain against that model",
+        ServedModel(
+            SEES,
+            "tests/sdk",
+            &["{python}-clients", "images_clients.py", "--base-url", "{url}", "--api-key", "{key}"],
+        ),
+    ),
+    step(
+        "sdk-images-node",
+        "images by OpenAI's Node SDK and Vercel's AI SDK against that model",
+        ServedModel(
+            SEES,
+            "tests/sdk",
+            &["node", "images_node.mjs", "--base-url", "{url}", "--api-key", "{key}"],
+        ),
+    ),
+    step(
+        "sdk-speech",
+        "OpenAI's Python SDK against a release server of a model for speech",
+        ServedModel(
+            "tests/fixtures/audio/whisper-speech",
+            "tests/sdk",
+            &["{python}", "sdk_python.py", "--speech", "--base-url", "{url}", "--api-key", "{key}"],
         ),
     ),
     step(
@@ -277,6 +336,36 @@ const STEPS: &[Step] = &[
             "tests/sdk",
             &["node", "ollama_node.mjs", "--base-url", "{url}", "--api-key", "{key}"],
         ),
+    ),
+    step(
+        "sdk-several",
+        "Ollama's Python client against a server of several models",
+        Run(&[
+            "{python}",
+            "tests/several.py",
+            "{debug}/taper",
+            "{python}",
+            "tests/sdk/several_python.py",
+            "--base-url",
+            "{url}",
+            "--api-key",
+            "{key}",
+        ]),
+    ),
+    step(
+        "sdk-several-js",
+        "Ollama's JavaScript client against a server of several models",
+        Run(&[
+            "{python}",
+            "tests/several.py",
+            "{debug}/taper",
+            "node",
+            "tests/sdk/several_node.mjs",
+            "--base-url",
+            "{url}",
+            "--api-key",
+            "{key}",
+        ]),
     ),
     step(
         "sdk-vercel",

@@ -4,6 +4,7 @@ mod adapters;
 mod bench;
 mod ci;
 mod device;
+mod dist;
 mod kernels;
 mod kv;
 mod memory;
@@ -63,6 +64,8 @@ enum Task {
     Unified(unified::Options),
     /// Package every library, and build programs outside the workspace on the packages.
     Package,
+    /// Build a release as people download it: an archive with the program, completions, manual pages and services.
+    Dist(dist::Options),
     /// Write the parts of the documents that are made of the code.
     Docs,
     /// Check crate directions, file lengths and other rules of docs/architecture.md.
@@ -99,6 +102,7 @@ fn main() -> anyhow::Result<()> {
         Task::Metallib(options) => Ok(metallib::run(&options)?),
         Task::Unified(options) => unified::run(&options),
         Task::Package => package::run(&root()),
+        Task::Dist(options) => dist::run(&root(), &options),
         Task::Docs => tidy::models::write(&root()),
         Task::Tidy => tidy::run(&root()),
     }

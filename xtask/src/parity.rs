@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail, ensure};
 use safetensors::SafeTensors;
 use std::{collections::BTreeSet, fs, path::Path};
 use taper_base::TokenId;
-use taper_models::{ModelError, Precision, Rounding};
+use taper_models::{LoadOptions, ModelError, Precision, Rounding};
 use taper_tensor::gpu::Gpu;
 use taper_weights::Checkpoint;
 
@@ -131,7 +131,8 @@ fn check_with(
 ) -> Result<f32> {
     let exact = precision == Precision::F32;
     let room = expected.prompt.len() + expected.greedy.len();
-    let mut runner = Runner::load(dir, "f32", None, room, precision, gpu)?;
+    let options = LoadOptions { precision, gpu, ..LoadOptions::default() };
+    let mut runner = Runner::load(dir, "f32", None, room, options)?;
     let prompt = expected.prompt.as_slice();
 
     let whole = runner.step(&[Piece::prompt(0, 0, prompt)], false)?;

@@ -130,7 +130,7 @@ pub(crate) fn run(root: &Path, Options { subject, answers }: &Options) -> Result
     Ok(())
 }
 
-fn wide(row: &[f32]) -> Vec<f64> {
+pub(crate) fn wide(row: &[f32]) -> Vec<f64> {
     row.iter().copied().map(f64::from).collect()
 }
 
@@ -139,7 +139,7 @@ fn percent(ours: f64, theirs: f64) -> f64 {
 }
 
 /// Negative log likelihood of a token in nats.
-fn surprise(logits: &[f32], id: TokenId) -> f64 {
+pub(crate) fn surprise(logits: &[f32], id: TokenId) -> f64 {
     let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let sum: f64 = logits.iter().map(|&x| f64::from(x - max).exp()).sum();
     sum.ln() - f64::from(logits[id as usize] - max)

@@ -9,7 +9,7 @@ use taper_kv_cache::{
     SeqRange,
 };
 use taper_kv_codecs::Exact;
-use taper_models::{Batch, LoadOptions, Model, Precision};
+use taper_models::{Batch, LoadOptions, Model};
 use taper_tensor::{
     Tensor,
     gpu::{self, Gpu},
@@ -68,21 +68,20 @@ impl<'a> Piece<'a> {
 
 impl Runner {
     /// Loads a checkpoint, with a cache of `kv_dtype` for `tokens` tokens, beside which it keeps
-    /// `exact` ones.
+    /// `exact` ones. It is the longest sequence too.
     pub(crate) fn load(
         dir: &Path,
         kv_dtype: &str,
         exact: Option<Exact>,
         tokens: usize,
-        precision: Precision,
-        gpu: Option<&Gpu>,
+        options: LoadOptions<'_>,
     ) -> Result<Self> {
         let weights = match dir.extension().is_some_and(|e| e == "gguf") {
             true => Gguf::open(dir)?.checkpoint()?,
             false => Checkpoint::open(dir)?,
         };
-        let options =
-            LoadOptions { max_model_len: Some(tokens), precision, gpu, ..LoadOptions::default() };
+        let gpu = options.gpu;
+        let options = LoadOptions { max_model_len: Some(tokens), ..options };
         let model = taper_models::load(&weights, options)
             .with_context(|| format!("loading {}", dir.display()))?;
         Self::over(model, kv_dtype, exact, tokens, gpu)
@@ -189,7 +188,7 @@ impl Runner {
     /// Lets pages that no step reads lie on disk alone, but those of `hot_tokens` tokens. The cache begins anew.
     pub(crate) fn keep_hot(&mut self, hot_tokens: usize) -> Result<()> {
         let dir = tempfile::tempdir()?;
-        let tier = Arc::new(DiskTier::open(dir.path(), u64::MAX)?);
+        let tier = Arc::new(DiskTier::open_alone(dir.path(), u64::MAX)?);
         let config = KvConfig { prefix_caching: true, ..self.cache.config().clone() };
         self.cache = KvCache::new(config).with_disk(tier, "bench").with_hot_tokens(hot_tokens);
         self.cold = Some(Cold { tokens: HashMap::new(), _dir: dir });

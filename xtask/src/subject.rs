@@ -10,7 +10,7 @@ use std::{
 use taper_base::TokenId;
 use taper_chat::{ChatTemplate, Message, Role, TemplateRequest, Tokenizer};
 use taper_kv_codecs::Exact;
-use taper_models::Precision;
+use taper_models::{LoadOptions, Precision};
 
 /// The model that Taper ships, which the fixtures were measured with.
 const DEFAULT: &str = "crates/server/models/demo";
@@ -32,6 +32,9 @@ pub(crate) struct Subject {
     /// Sequences that run together, by which `--dtype auto` chooses.
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub(crate) max_num_seqs: usize,
+    /// Experts that a token goes through, fewer than the model was trained with.
+    #[arg(long, value_name = "N")]
+    pub(crate) moe_top_k: Option<usize>,
     /// Where to run: cpu, cuda, metal, or a library of kernels for the host runner.
     #[arg(long, default_value = "cpu", value_name = "NAME")]
     pub(crate) device: String,
@@ -52,9 +55,14 @@ impl Subject {
 
     /// Loads the model with a cache of so many tokens.
     pub(crate) fn runner(&self, root: &Path, tokens: usize) -> Result<Runner> {
-        let precision = self.precision()?;
         let (gpu, kept) = (crate::device::open(&self.device)?, Some(Exact::DEFAULT));
-        Runner::load(&self.dir(root), &self.kv_cache_dtype, kept, tokens, precision, gpu.as_ref())
+        let options = LoadOptions {
+            precision: self.precision()?,
+            gpu: gpu.as_ref(),
+            moe_top_k: self.moe_top_k,
+            ..LoadOptions::default()
+        };
+        Runner::load(&self.dir(root), &self.kv_cache_dtype, kept, tokens, options)
     }
 
     /// A runner of these weights in `f32` throughout, on the host, if the settings ask for anything less.
@@ -62,8 +70,8 @@ impl Subject {
         if self.dtype == "float32" && self.kv_cache_dtype == "f32" {
             return Ok(None);
         }
-        let f32 = Precision::F32;
-        Runner::load(&self.dir(root), "f32", Some(Exact::DEFAULT), tokens, f32, None).map(Some)
+        let (dir, exact) = (self.dir(root), Some(Exact::DEFAULT));
+        Runner::load(&dir, "f32", exact, tokens, LoadOptions::EXACT).map(Some)
     }
 
     /// Whether the cache holds less than halves.

@@ -79,7 +79,7 @@ pub enum Drafting {
     },
     /// Steps verify drafts where they are likely to save time.
     On {
-        /// What drafts: `suffix`, `ngram`, `draft_model`.
+        /// What drafts: `suffix`, `ngram`, `draft_model`, `mtp`.
         method: String,
         /// Most tokens of a draft.
         most: u32,
@@ -298,6 +298,16 @@ pub enum SubmitError {
         "images are not possible here: tokens are evicted from the KV cache; start the server without eviction"
     )]
     ImagesEvicted,
+    /// Tokens that see each other, of an image or of a whole prompt, which no step has room for.
+    #[error(
+        "{tokens} tokens of the prompt see each other and are computed at once, and a step has {most}; use a smaller image or a shorter prompt, or raise --max-num-batched-tokens"
+    )]
+    TooManyAtOnce {
+        /// How many they are.
+        tokens: u32,
+        /// Tokens that a step computes at most.
+        most: u32,
+    },
     /// An image that does not fit the prompt or the model.
     #[error("image {image} does not fit the prompt: {reason}")]
     Medium {

@@ -13,6 +13,7 @@ mod medium;
 mod phase;
 mod request;
 mod sampling;
+mod speech;
 mod threads;
 mod tokens;
 mod vectors;
@@ -27,7 +28,9 @@ pub use engine::{
 pub use exp::exp;
 pub use grammar::{Constraint, ConstraintError, End, Grammar, SharedGrammar, TokenMask};
 pub use ids::{BlockId, LayerId, SeqId, TokenId};
-pub use media::{EncodedImage, ImageEncoder, ImageError, PreparedImage, RgbImage};
+pub use media::{
+    EncodedImage, ImageEncoder, ImageError, PreparedImage, RgbImage, VideoEncoder, VideoFrame,
+};
 pub use medium::{Medium, expand_images};
 pub use phase::Phase;
 pub use request::{
@@ -35,6 +38,10 @@ pub use request::{
     StopRules, TokenLogprob, TokenLogprobs,
 };
 pub use sampling::{InvalidParam, SamplingParams};
+pub use speech::{
+    TranscribeError, TranscribeOptions, Transcriber, Transcript, TranscriptListener,
+    TranscriptSegment,
+};
 pub use threads::{Alone, Threads};
 pub use tokens::TokenSet;
 pub use vectors::{TextPair, TextScores, TextVectors, VectorsError};

@@ -56,6 +56,43 @@ pub trait ImageEncoder: Send + Sync + fmt::Debug {
     fn placeholder(&self) -> TokenId;
     /// Width of a row of [`EncodedImage::rows`].
     fn hidden(&self) -> usize;
+    /// Bytes of its weights.
+    fn weight_bytes(&self) -> u64 {
+        0
+    }
+    /// What prepares videos; `None` of a model that takes none.
+    fn videos(&self) -> Option<&dyn VideoEncoder> {
+        None
+    }
+}
+
+/// A frame of a video.
+#[derive(Debug, Clone, PartialEq)]
+pub struct VideoFrame {
+    /// A file of an image.
+    pub file: Vec<u8>,
+    /// When it is shown.
+    pub seconds: f64,
+}
+
+/// Prepares videos for models that see them as images of a few frames each, with a text before each that says when
+/// they are shown (Qwen3-VL).
+pub trait VideoEncoder: Send + Sync + fmt::Debug {
+    /// Frames of one image.
+    fn together(&self) -> usize;
+    /// Indices of the frames that are looked at, ascending, of a video of so many at so many a second.
+    fn sample(&self, frames: usize, per_second: f64) -> Vec<usize>;
+    /// The text before an image whose frames are shown at these seconds.
+    fn label(&self, seconds: &[f64]) -> String;
+    /// As [`ImageEncoder::prepare`], of consecutive frames of a video of which `sampled` are looked at.
+    ///
+    /// # Errors
+    /// The frames cannot be taken: they are of several sizes, for example.
+    fn prepare_frames(
+        &self,
+        frames: &[RgbImage],
+        sampled: usize,
+    ) -> Result<PreparedImage, ImageError>;
 }
 
 /// An image was refused, or its tower failed.

@@ -154,6 +154,7 @@ impl Case {
             kv_len,
             blocks: &filled.seqs[i].0,
             exact: self.exact.map(|tokens| own(tokens, i)),
+            together: None,
         };
         let seqs = self.seqs.iter().enumerate().map(span).collect();
         let sinks = self.sinks.then(|| Sinks::new(noise(&mut state, heads)));

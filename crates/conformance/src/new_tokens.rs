@@ -57,6 +57,7 @@ impl Case {
             kv_len,
             blocks: &filled.seqs[i].0,
             exact: self.exact.map(|tokens| ExactBlocks { tokens, blocks: &exact[i], skipped: 0 }),
+            together: None,
         };
         let batch = AttnBatch { seqs: self.seqs.iter().enumerate().map(span).collect() };
         let slot = |(seq, at): (&super::Rows, &usize)| {

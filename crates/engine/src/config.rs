@@ -3,8 +3,10 @@
 use crate::{EvictionConfig, EvictionError, Speculation};
 use std::{path::PathBuf, time::Duration};
 use taper_base::{AdapterRefused, KvBits, TokenId};
-use taper_kv_cache::{ExactRoom, KvCacheError, KvConfig, KvScheme, RecurrentConfig};
-use taper_kv_codecs::{Exact, KvCodecError};
+use taper_kv_cache::{
+    ExactRoom, KvCacheError, KvConfig, KvHeads, KvScheme, RecurrentConfig, ResidentRoom,
+};
+use taper_kv_codecs::{Exact, KvCodecError, KvGeometry};
 use taper_models::ModelInfo;
 
 /// Settings of an engine. Name those that matter and take the rest from [`Default`], as further ones
@@ -38,6 +40,9 @@ pub struct EngineConfig {
     /// Pages that are on disk and that no step reads leave memory: those of so many tokens stay. `None` lets none
     /// leave.
     pub kv_hot_tokens: Option<usize>,
+    /// Bytes of pages that may be in memory at a time, where pages may leave it: sequences wait for each other, and
+    /// what never fits is refused. `None` sets no limit.
+    pub kv_resident_bytes: Option<u64>,
     /// Memory is returned to the system after some time without requests; `None` keeps it.
     pub idle: Option<KvIdle>,
     /// Memory for the cache.
@@ -72,6 +77,7 @@ impl Default for EngineConfig {
             disk: None,
             kv_recall_pages: 0,
             kv_hot_tokens: None,
+            kv_resident_bytes: None,
             idle: None,
             kv_budget: KvBudget::Bytes(1 << 30),
             adapters: Vec::new(),
@@ -209,6 +215,18 @@ pub enum EngineError {
         /// Why.
         reason: &'static str,
     },
+    /// Pages that are neither in memory nor on disk.
+    #[error(
+        "a KV cache of {kv_bytes} bytes is more than the {resident_bytes} that fit memory and the {disk_bytes} on disk"
+    )]
+    NoColdRoom {
+        /// Bytes of all pages.
+        kv_bytes: u64,
+        /// Bytes of those that may be in memory.
+        resident_bytes: u64,
+        /// Bytes of those that may be on disk.
+        disk_bytes: u64,
+    },
     /// Prefixes on disk, of a model whose states are not written there.
     #[error("{family} has recurrent layers, whose prefixes cannot be kept on disk yet")]
     NoDisk {
@@ -269,10 +287,33 @@ impl EngineConfig {
             plan.caches.push(cache);
             plan.max_model_len = plan.max_model_len.min(max_model_len);
         }
+        self.check_cold_room(&plan.caches)?;
         match self.cannot_recall(&plan.caches).filter(|_| self.kv_recall_pages > 0) {
             Some(reason) => Err(EngineError::NoRecall { reason }),
             None => Ok(plan),
         }
+    }
+
+    /// Refuses caches of which some pages would have no place.
+    fn check_cold_room(&self, caches: &[KvConfig]) -> Result<(), EngineError> {
+        let limits = self.kv_hot_tokens.and(self.kv_resident_bytes).zip(self.disk.as_ref());
+        let Some((resident_bytes, disk)) = limits else { return Ok(()) };
+        let (kv_bytes, disk_bytes) = (caches.iter().map(KvConfig::bytes).sum(), disk.max_bytes);
+        match resident_bytes.saturating_add(disk_bytes) < kv_bytes {
+            true => Err(EngineError::NoColdRoom { kv_bytes, resident_bytes, disk_bytes }),
+            false => Ok(()),
+        }
+    }
+
+    /// What of a cache may be in memory at a time; `None` where all of it may.
+    pub(crate) fn resident(&self, kv: &KvConfig, caches: usize) -> Option<ResidentRoom> {
+        let (hot, bytes) = self.kv_hot_tokens.zip(self.kv_resident_bytes)?;
+        let exact = kv.bytes_per_exact_block() * kv.exact_blocks() as u64;
+        let bytes = (bytes / caches.max(1) as u64).saturating_sub(exact + kv.bytes_of_boxes());
+        let blocks = usize::try_from(bytes / kv.bytes_per_block().max(1)).unwrap_or(usize::MAX);
+        let blocks = Some(blocks).filter(|blocks| *blocks < kv.blocks)?;
+        let blocks = blocks.saturating_sub(hot.div_ceil(kv.geometry.block_tokens));
+        Some(ResidentRoom { blocks, step_tokens: self.max_num_batched_tokens as usize })
     }
 
     /// Why pages cannot leave memory; `None` where they can.
@@ -330,13 +371,14 @@ impl EngineConfig {
         kv.exact = self.exact.filter(|_| compressed).map(room);
         let block = geometry.block_tokens as u64;
         let tokens = wanted.min(USUAL_TOKENS);
-        kv.recurrent = recurrent(&kv, model, budget, self.max_num_seqs, tokens);
+        let drafts = self.speculation.as_ref().map_or(0, Speculation::longest);
+        kv.recurrent = recurrent(&kv, model, budget, (self.max_num_seqs, drafts), tokens);
         kv.blocks = match budget {
             KvBudget::Tokens(tokens) => usize::try_from(tokens.div_ceil(block)),
             KvBudget::Bytes(bytes) => {
                 let full = u64::from(self.max_num_seqs) * wanted.div_ceil(block);
-                let states = kv.recurrent.as_ref().map_or(0, |r| r.slots as u64);
-                let bytes = bytes.saturating_sub(states * kv.bytes_per_state());
+                let states = kv.recurrent.as_ref().map_or(0, RecurrentConfig::bytes);
+                let bytes = self.beside_head(bytes.saturating_sub(states), &kv, model);
                 usize::try_from(divide(&mut kv, bytes, self.max_num_seqs, tokens).min(full))
             }
         }
@@ -358,6 +400,18 @@ impl EngineConfig {
         let max_model_len = u32::try_from(longest).unwrap_or(u32::MAX);
         Ok((kv, max_model_len))
     }
+
+    /// What is left of a budget where a head drafts, which has as many tokens in a cache of its own as there are in this
+    /// one.
+    fn beside_head(&self, bytes: u64, kv: &KvConfig, model: &ModelInfo) -> u64 {
+        let reads = self.speculation.as_ref().is_some_and(Speculation::reads_head);
+        let Some(heads) = model.draft_heads.filter(|_| reads) else { return bytes };
+        let KvHeads { kv_heads, head_dim, .. } = heads;
+        let geometry = KvGeometry { kv_heads, head_dim, ..kv.geometry };
+        let its = KvConfig::new(KvScheme::default(), 1, geometry, 1).bytes_per_block();
+        let (own, its) = (u128::from(kv.bytes_per_block().max(1)), u128::from(its));
+        (u128::from(bytes) * own / (own + its)) as u64
+    }
 }
 
 /// Length of the sequences for which exact blocks and blocks of codes run out together. Longer ones
@@ -367,27 +421,37 @@ const USUAL_TOKENS: u64 = 1000;
 /// Tokens between two snapshots of recurrent states: at least, and at most.
 const SNAPSHOT_TOKENS: (u64, u64) = (256, 2048);
 
-/// The recurrent states of a model: one for each sequence that runs, and, for the prefix cache, a snapshot
-/// for each. A snapshot takes no more memory than the keys and values between it and the one before,
+/// Sequences whose longest drafts are verified together, of a model with recurrent states, and the share of the
+/// budget that the states of drafted tokens take at most.
+const DRAFTING: (u32, u64) = (4, 8);
+
+/// The recurrent states of a model: one for each sequence that runs, for the prefix cache a snapshot for each, and
+/// those of drafted tokens, of which a sequence has at most so many. A snapshot takes no more memory than the keys and values between it and the one before,
 /// unless these would be too far apart.
 fn recurrent(
     kv: &KvConfig,
     model: &ModelInfo,
     budget: KvBudget,
-    sequences: u32,
+    (sequences, drafts): (u32, u32),
     tokens: u64,
 ) -> Option<RecurrentConfig> {
     let mut config = model.states(0, 0)?;
     let (state, block) = (config.bytes_per_slot().max(1), kv.bytes_per_block().max(1));
     let size = kv.geometry.block_tokens as u64;
     let each = if kv.prefix_caching { 2 } else { 1 };
-    let running = match budget {
-        KvBudget::Tokens(_) => u64::from(sequences),
+    let drafts = u64::from(drafts) * u64::from(sequences.min(DRAFTING.0));
+    // What is verified on a GPU is not taken back yet.
+    let drafts = if kv.scheme.codec(0).gpu().is_some() { 0 } else { drafts };
+    let (running, drafts) = match budget {
+        KvBudget::Tokens(_) => (u64::from(sequences), drafts),
         KvBudget::Bytes(bytes) => {
+            let drafts = drafts.min(bytes / DRAFTING.1 / state);
             let sequence = tokens.div_ceil(size) * block + each * state;
-            (bytes / sequence).clamp(1, u64::from(sequences))
+            let running = (bytes - drafts * state) / sequence;
+            (running.clamp(1, u64::from(sequences)), drafts)
         }
     };
+    config.draft_slots = usize::try_from(drafts).unwrap_or(usize::MAX);
     let (least, most) = SNAPSHOT_TOKENS;
     let interval = state.div_ceil(block).saturating_mul(size).clamp(least, most);
     config.slots = usize::try_from(running * each).unwrap_or(usize::MAX);

@@ -1,6 +1,10 @@
 //! Rows that leave the KV cache while a sequence runs: what the settings mean for a model, and carrying it out.
 
-use crate::queries::{self, QueryError};
+use crate::{
+    pool::Pool,
+    queries::{self, QueryError},
+    step::{OverCacheError, over_cache},
+};
 use std::sync::Arc;
 use taper_base::SeqId;
 use taper_kv_cache::{Eviction, EvictionPolicy, KvCache, KvCacheError, KvConfig};
@@ -178,11 +182,11 @@ pub(crate) struct Done {
     pub(crate) evictions: usize,
     /// Rows that went.
     pub(crate) rows: usize,
-    /// Sequences without a block to build theirs anew, as others read what they would have to write. They come to
-    /// the same rows when they are computed again.
-    pub(crate) full: Vec<SeqId>,
+    /// Sequences that lost their blocks to one that had none to build its own anew, as others read what it would have
+    /// to write. They come to the same rows when they are computed again.
+    pub(crate) preempted: usize,
     /// Sequences that cannot go on.
-    pub(crate) failed: Vec<(SeqId, KvCacheError)>,
+    pub(crate) failed: Vec<(SeqId, OverCacheError)>,
 }
 
 impl Evictor {
@@ -195,21 +199,26 @@ impl Evictor {
         Ok(Self { policy: eviction_policy(&config.policy, model, gpu)?, config: config.clone() })
     }
 
-    /// Carries out what is due.
+    /// Carries out what is due, in the order of the queue. Where there is no block for it, the last in that order gives
+    /// its own up, one after the other: the first one gets on whatever the others hold.
     pub(crate) fn run(&self, scheduler: &mut Scheduler, cache: &mut KvCache) -> Done {
         let mut done = Done::default();
-        for due in scheduler.due().collect::<Vec<_>>() {
-            match cache.evict(self.eviction(&due), &self.policy) {
+        loop {
+            let failed = |id: SeqId| done.failed.iter().any(|(other, _)| *other == id);
+            let Some(due) = scheduler.due().find(|due| !failed(due.id)) else { return done };
+            match over_cache(|| cache.evict(self.eviction(&due), &self.policy)) {
                 Ok(()) => {
                     scheduler.evicted(due.id);
                     done.evictions += 1;
                     done.rows += due.evict as usize;
                 }
-                Err(KvCacheError::Full { .. }) => done.full.push(due.id),
+                Err(OverCacheError::Cache(KvCacheError::Full { .. })) => {
+                    done.preempted +=
+                        usize::from(scheduler.preempt_last(&mut Pool(cache)).is_some());
+                }
                 Err(error) => done.failed.push((due.id, error)),
             }
         }
-        done
     }
 
     fn eviction(&self, due: &DueEviction) -> Eviction {

@@ -1,22 +1,26 @@
 //! Requests over one cache: their scheduler, and their steps.
 
+mod loading;
+
 use crate::{
     adapters::salt,
+    media,
     pace::{Company, Pace},
     pool::{Pool, blocks},
     sequence::{Advance, Sequence, internal},
     speculation::{Speculation, Speculator},
     stats::{Gauges, SharedStats, add, set},
     step::{self, Outcome},
-    worker::{Command, Shared, Submission},
+    worker::{Shared, Submission},
 };
+use loading::Loading;
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::HashMap,
     sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
 use taper_base::{Drafting, Event, GenerationError, SeqId, SubmitError};
-use taper_kv_cache::{KvCache, KvConfig, UnitName, UnitRows};
+use taper_kv_cache::{KvCache, KvConfig};
 use taper_scheduler::{
     Admission, AdmitError, Scheduler, SchedulerConfig, SeqOutcome, SeqWork, StepPlan,
 };
@@ -33,26 +37,18 @@ pub(crate) struct Lane {
     sequences: HashMap<SeqId, Sequence>,
     /// Requests whose prefixes are being read from disk.
     loading: HashMap<SeqId, Loading>,
+    /// Units that were requested of the disk and have not come.
+    flying: usize,
+    /// When the disk last gave a unit, to whomever.
+    disk_answered: Instant,
     /// When there was last something to do.
     busy: Instant,
     /// Whether there is memory that may be returned to the system after a while without requests.
     holds_memory: bool,
 }
 
-/// A unit that the disk has not read after so long is computed instead.
-const DISK_DEADLINE: Duration = Duration::from_secs(3);
-
-/// A request that waits for the disk.
-struct Loading {
-    sequence: Sequence,
-    admission: Admission,
-    /// Units that are still to be requested.
-    units: VecDeque<(usize, UnitName)>,
-    /// The last one.
-    last: usize,
-    /// When the disk last gave a unit.
-    since: Instant,
-}
+/// Why nothing is drafted any more.
+const DRAFTER_FAILED: &str = "the drafter has failed";
 
 impl Lane {
     pub(crate) fn new(
@@ -72,11 +68,16 @@ impl Lane {
             if let Some(hot_tokens) = shared.hot_tokens {
                 cache = cache.with_hot_tokens(hot_tokens);
             }
+            if let Some(Some(room)) = shared.resident.get(index) {
+                cache = cache.with_resident(*room);
+            }
         }
         let (sequences, loading) = (HashMap::new(), HashMap::new());
         let scheduler = Scheduler::new(limits);
         let pace = Pace::new(max_num_batched_tokens);
-        let speculator = speculator(speculation, &cache, shared);
+        let off = || "it is turned off".to_owned();
+        let speculator = speculation.ok_or_else(off);
+        let speculator = speculator.and_then(|own| Speculator::new(own, &*shared.model, &cache));
         Self {
             index,
             cache,
@@ -85,6 +86,8 @@ impl Lane {
             speculator,
             sequences,
             loading,
+            flying: 0,
+            disk_answered: Instant::now(),
             busy: Instant::now(),
             holds_memory: false,
         }
@@ -147,11 +150,11 @@ impl Lane {
     fn plan(&mut self, shared: &Shared) -> StepPlan {
         let Self { speculator, scheduler, sequences, cache, .. } = self;
         let drafted = match speculator {
-            Ok(speculator) => speculator.draft(scheduler, sequences, &shared.stats),
+            Ok(speculator) => speculator.draft(scheduler, sequences, cache, &shared.stats),
             Err(_) => true,
         };
         if !drafted {
-            *speculator = Err("the drafter has failed".to_owned());
+            *speculator = Err(DRAFTER_FAILED.to_owned());
         }
         let plan = scheduler.plan(&mut Pool(cache));
         if let Ok(speculator) = speculator {
@@ -173,34 +176,6 @@ impl Lane {
         }
     }
 
-    /// Ends those who no longer wait for the disk, and lets those run that have waited too long.
-    fn check_loading(&mut self, shared: &Shared) {
-        let over = |l: &Loading| l.sequence.is_closed() || l.since.elapsed() >= DISK_DEADLINE;
-        let over: Vec<_> =
-            self.loading.iter().filter(|(_, l)| over(l)).map(|(&id, _)| id).collect();
-        for id in over {
-            if self.loading.get(&id).is_some_and(|loading| !loading.sequence.is_closed()) {
-                tracing::warn!("the disk does not answer; a kept KV prefix is computed again");
-            }
-            self.loading_ends(id, shared);
-        }
-    }
-
-    /// A request that waited for the disk runs, unless nobody listens any more.
-    fn loading_ends(&mut self, id: SeqId, shared: &Shared) {
-        let Some(Loading { mut sequence, admission, .. }) = self.loading.remove(&id) else {
-            return;
-        };
-        if sequence.is_closed() {
-            self.cache.forget(id);
-            add(&shared.stats.cancelled, 1);
-            sequence.end(None);
-        } else {
-            self.queue(sequence, admission);
-        }
-        self.update_gauges(shared);
-    }
-
     /// Ends every request. The cache is not asked: it may be in any state.
     pub(crate) fn end_all(&mut self, last: &Event, shared: &Shared) {
         let loading = self.loading.drain().map(|(_, loading)| loading.sequence);
@@ -216,16 +191,18 @@ impl Lane {
         if let Err(error) = self.cache.set_recall(id, *recall) {
             tracing::error!(%error, "a request attends to all pages");
         }
-        self.cache.set_salt(id, salt(adapter.as_ref(), request.cache_salt.as_ref()));
+        let info = shared.model.info();
+        let own = media::salt(request, info.ahead).or_else(|| request.cache_salt.clone());
+        self.cache.set_salt(id, salt(adapter.as_ref(), own.as_ref()));
         let (prompt, client, max_new) = (request.prompt.clone(), request.client, *max_new);
         let priority = request.priority;
-        let vocab = u32::try_from(shared.model.info().vocab).unwrap_or(u32::MAX);
-        let images = shared.model.info().images;
-        let sequence = Sequence::new(submission, &shared.eos, vocab, images);
+        let vocab = u32::try_from(info.vocab).unwrap_or(u32::MAX);
+        let sequence = Sequence::new(submission, &shared.eos, vocab, (info.images, info.ahead));
         self.cache.set_images(id, sequence.media().spans());
         let all_logits = sequence.wants_prompt_logprobs();
-        let cut_tokens = sequence.cut_tokens();
-        let admission = Admission { id, prompt, max_new, all_logits, client, priority, cut_tokens };
+        let (cut_tokens, whole) = (sequence.cut_tokens(), sequence.media().whole().to_vec());
+        let admission =
+            Admission { id, prompt, max_new, all_logits, client, priority, cut_tokens, whole };
         let units = match admission.prompt.split_last() {
             // The last token is computed in any case, and with all logits every one.
             Some((_, reusable)) if !all_logits => self.cache.on_disk(id, reusable),
@@ -234,48 +211,9 @@ impl Lane {
         let Some(&(last, _)) = units.last() else {
             return self.queue(sequence, admission);
         };
-        let units = units.into();
-        self.loading
-            .insert(id, Loading { sequence, admission, units, last, since: Instant::now() });
-        (0..self.cache.loads_ahead()).for_each(|_| self.load_next(id, shared));
+        self.loading.insert(id, Loading::new(sequence, admission, units.into(), last));
+        self.load_more(shared);
         self.update_gauges(shared);
-    }
-
-    /// Requests the next unit for a request that waits for the disk.
-    fn load_next(&mut self, id: SeqId, shared: &Shared) {
-        let next = self.loading.get_mut(&id).and_then(|loading| loading.units.pop_front());
-        let Some((unit, name)) = next else { return };
-        let (lane, commands) = (self.index, shared.commands.clone());
-        self.cache.load(name, move |rows| {
-            // Nobody listens once the engine has stopped.
-            let _ = commands.send(Command::Loaded { lane, id, unit: (unit, name), rows });
-        });
-    }
-
-    /// Takes a unit from the disk. After the last one, or one that cannot be used, the request runs.
-    pub(crate) fn loaded(
-        &mut self,
-        id: SeqId,
-        unit: (usize, UnitName),
-        rows: Option<UnitRows>,
-        shared: &Shared,
-    ) {
-        let Some(loading) = self.loading.get_mut(&id) else { return };
-        loading.since = Instant::now();
-        (self.busy, self.holds_memory) = (loading.since, true);
-        let tokens = &loading.admission.prompt;
-        let closed = loading.sequence.is_closed();
-        let good = !closed && rows.is_some_and(|rows| self.cache.restore(id, tokens, unit, &rows));
-        if good {
-            add(&shared.stats.disk_hit_tokens, self.cache.prefix_tokens());
-        }
-        if good && unit.0 != loading.last {
-            return self.load_next(id, shared);
-        }
-        if !good && !closed {
-            self.cache.forget_units(loading.units.drain(..).map(|(_, name)| name));
-        }
-        self.loading_ends(id, shared);
     }
 
     fn queue(&mut self, mut sequence: Sequence, admission: Admission) {
@@ -327,7 +265,12 @@ impl Lane {
 
     fn step(&mut self, plan: &StepPlan, shared: &Shared) {
         let stats = &*shared.stats;
-        let results = step::run(&*shared.model, &mut self.cache, &mut self.sequences, plan, stats);
+        let mut hidden = match &self.speculator {
+            Ok(own) => own.reads_hidden(plan, &self.sequences).then(Vec::new),
+            Err(_) => None,
+        };
+        let asked = (plan, hidden.as_mut());
+        let results = step::run(&*shared.model, &mut self.cache, &mut self.sequences, asked, stats);
         self.count_recall(stats);
         let mut outcomes = Vec::new();
         let (mut ended, mut appended) = (Vec::new(), Vec::new());
@@ -364,6 +307,11 @@ impl Lane {
         self.scheduler.commit(&outcomes, &mut Pool(&mut self.cache));
         appended.iter().for_each(|(id, tokens)| self.scheduler.append(*id, tokens));
         ended.into_iter().for_each(|(id, event)| self.end(id, Some(event), shared));
+        if let (Some(hidden), Ok(speculator)) = (hidden, &mut self.speculator)
+            && !speculator.observe(&hidden, &self.sequences, stats)
+        {
+            self.speculator = Err(DRAFTER_FAILED.to_owned());
+        }
         self.evict(shared);
     }
 
@@ -373,10 +321,7 @@ impl Lane {
         let done = evictor.run(&mut self.scheduler, &mut self.cache);
         add(&shared.stats.kv_evictions, done.evictions);
         add(&shared.stats.kv_evicted_tokens, done.rows);
-        add(&shared.stats.preemptions, done.full.len());
-        for id in done.full {
-            self.scheduler.preempt(id, &mut Pool(&mut self.cache));
-        }
+        add(&shared.stats.preemptions, done.preempted);
         for (id, error) in done.failed {
             let error = internal(Arc::new(error), "rows cannot be evicted");
             self.end(id, Some(Event::Failed(error)), shared);
@@ -409,9 +354,12 @@ impl Lane {
             Outcome::Continues | Outcome::PromptOnly => {}
         }
         if work.drafts > 0
-            && let Err(error) = self.cache.rewind(work.id, computed as usize)
+            && let Err(error) = step::over_cache(|| self.cache.rewind(work.id, computed as usize))
         {
             return Outcome::Failed(internal(Arc::new(error), "drafts cannot be taken back"));
+        }
+        if let Ok(speculator) = &mut self.speculator {
+            speculator.computed(work.id, computed as usize);
         }
         self.cache.publish(work.id, &sequence.tokens()[..computed as usize]);
         outcome
@@ -439,20 +387,6 @@ impl Lane {
     }
 }
 
-/// What drafts tokens over a cache, or why nothing does.
-fn speculator(
-    speculation: Option<&Speculation>,
-    cache: &KvCache,
-    shared: &Shared,
-) -> Result<Speculator, String> {
-    let speculation = speculation.ok_or("it is turned off")?;
-    if let Some(reason) = cache.cannot_rewind() {
-        return Err(reason.to_owned());
-    }
-    let vocab = u32::try_from(shared.model.info().vocab).unwrap_or(u32::MAX);
-    Ok(Speculator::new(speculation, vocab))
-}
-
 /// What the scheduler's refusal means to whoever asked.
 fn refusal(error: AdmitError) -> GenerationError {
     GenerationError::NotAdmitted(match error {
@@ -460,6 +394,7 @@ fn refusal(error: AdmitError) -> GenerationError {
         AdmitError::NeverFits { need_tokens, capacity_tokens } => {
             SubmitError::NeverFits { need: need_tokens, capacity: capacity_tokens }
         }
+        AdmitError::TooManyAtOnce { tokens, most } => SubmitError::TooManyAtOnce { tokens, most },
         AdmitError::EmptyPrompt { .. } => SubmitError::EmptyPrompt,
         AdmitError::DuplicateId { .. } => {
             return internal(Arc::new(error), "the scheduler refused a request");

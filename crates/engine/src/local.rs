@@ -28,7 +28,7 @@ use taper_base::{
     AdapterInfo, AdapterRefused, Drafting, Engine, EngineInfo, EngineStats, EventSink, GenRequest,
     SubmitError, TokenSet,
 };
-use taper_kv_cache::{DiskTier, KvConfig, Recall};
+use taper_kv_cache::{DiskTier, KvConfig, Recall, ResidentRoom};
 use taper_models::{Model, ModelInfo, StreamedExperts};
 use taper_scheduler::SchedulerConfig;
 
@@ -47,6 +47,8 @@ pub struct LocalEngine {
     scheduling: Scheduling,
     /// What bounds a prompt where rows are evicted.
     rows: Option<Rows>,
+    /// What bounds a sequence over each cache where not all of it may be in memory.
+    resident: Vec<Option<(ResidentRoom, KvConfig)>>,
     /// Requests that have not ended.
     open: Arc<Open>,
     /// The thread has not panicked.
@@ -95,7 +97,12 @@ impl LocalEngine {
         };
         let (commands, inbox) = mpsc::channel();
         let open_disk = |disk: &KvDisk| {
-            let tier = DiskTier::open(&disk.dir, disk.max_bytes)?;
+            // Pages that are on disk alone must not make room for another server's.
+            let open = match config.kv_hot_tokens {
+                Some(_) => DiskTier::open_alone,
+                None => DiskTier::open,
+            };
+            let tier = open(&disk.dir, disk.max_bytes)?;
             Ok::<_, EngineError>((Arc::new(tier), disk.model.clone()))
         };
         let disk = config.disk.as_ref().map(open_disk).transpose()?;
@@ -112,10 +119,14 @@ impl LocalEngine {
         let evictor = |e| Evictor::new(e, &*model, gpu);
         let evictor = config.eviction.as_ref().map(evictor).transpose()?;
         let rows = limits.eviction.map(|schedule| Rows::new(schedule, &caches));
+        let resident: Vec<_> = caches.iter().map(|kv| config.resident(kv, caches.len())).collect();
+        let longest = resident.iter().zip(&caches).map(|(room, kv)| Some(((*room)?, kv.clone())));
+        let longest = longest.collect();
         let shared = Shared {
             evictor,
             idle,
             hot_tokens: config.kv_hot_tokens,
+            resident,
             disk,
             commands: commands.clone(),
             model,
@@ -139,6 +150,7 @@ impl LocalEngine {
             model: model_info,
             scheduling: config.scheduling,
             rows,
+            resident: longest,
             open: Arc::new(Open::new(config.max_waiting.saturating_add(config.max_num_seqs))),
             alive,
             commands: RwLock::new(Some(commands)),
@@ -180,9 +192,16 @@ impl LocalEngine {
         }
     }
 
-    /// Tokens that a request may generate.
-    fn max_new(&self, request: &GenRequest) -> Result<u32, SubmitError> {
-        let EngineInfo { max_model_len: max, vocab_size: vocab, .. } = self.info;
+    /// Tokens of the longest sequence that a request may become over a cache: no more than fit memory.
+    fn longest(&self, lane: usize, recall: Option<Recall>) -> u32 {
+        let max = self.info.max_model_len;
+        let Some(Some((room, kv))) = self.resident.get(lane) else { return max };
+        u32::try_from(room.longest(kv, recall)).unwrap_or(u32::MAX).min(max)
+    }
+
+    /// Tokens that a request may generate, whose sequence has `max` at most.
+    fn max_new(&self, request: &GenRequest, max: u32) -> Result<u32, SubmitError> {
+        let vocab = self.info.vocab_size;
         let prompt = u32::try_from(request.prompt.len()).unwrap_or(u32::MAX);
         if prompt == 0 {
             return Err(SubmitError::EmptyPrompt);
@@ -206,7 +225,11 @@ impl LocalEngine {
         // A full context leaves no room for the first token.
         let least = if wanted.is_none() { new.max(1) } else { new }.max(request.stop.min_tokens);
         if prompt.saturating_add(least) > max {
-            return Err(SubmitError::TooLong { prompt, new: least.max(1), max });
+            let (need, capacity) = (u64::from(prompt) + u64::from(least.max(1)), u64::from(max));
+            return Err(match max < self.info.max_model_len {
+                true => SubmitError::NeverFits { need, capacity },
+                false => SubmitError::TooLong { prompt, new: least.max(1), max },
+            });
         }
         match self.rows.as_ref().map_or(Ok(()), |rows| rows.check(prompt, new)) {
             Ok(()) => Ok(new),
@@ -223,8 +246,8 @@ impl Engine for LocalEngine {
         if self.scheduling == Scheduling::Fcfs && request.priority != 0 {
             return Err(SubmitError::NoPriorities { asked: request.priority });
         }
-        let (lane, max_new) = (self.lane(&request)?, self.max_new(&request)?);
-        let recall = self.recall(&request)?;
+        let (lane, recall) = (self.lane(&request)?, self.recall(&request)?);
+        let max_new = self.max_new(&request, self.longest(lane, recall))?;
         media::check(&request, &self.model, self.rows.is_some())?;
         let adapter = self.adapters.of(request.adapter.as_ref())?;
         let listener = Listener::new(sink, self.open.enter(request.client)?);

@@ -1,9 +1,11 @@
 //! Images of a request: whether they fit it, and what of them a step computes.
 
+use sha2::{Digest, Sha256};
 use std::{ops::Range, sync::Arc};
 use taper_base::{EncodedImage, GenRequest, Medium, SubmitError, TokenId};
 use taper_kv_cache::ImageSpan;
-use taper_models::{ImagePositions, ImageRow, ModelInfo};
+use taper_kv_codecs::MutualSpan;
+use taper_models::{Ahead, ImagePositions, ImageRow, ModelInfo};
 
 /// The images of a sequence.
 #[derive(Debug, Clone, Default)]
@@ -11,6 +13,8 @@ pub(crate) struct Media {
     images: Arc<[Medium]>,
     /// Tokens that stand for rows, ascending.
     rows: Vec<Row>,
+    /// Tokens that see each other, ascending.
+    whole: Vec<Range<u32>>,
     /// Rotary positions, where those of text behind an image are not its tokens'.
     turns: Option<Turns>,
 }
@@ -33,7 +37,10 @@ struct Turns {
 
 impl Media {
     /// The images of a request that [`check`] let through.
-    pub(crate) fn new(request: &GenRequest, positions: Option<ImagePositions>) -> Self {
+    pub(crate) fn new(
+        request: &GenRequest,
+        (positions, ahead): (Option<ImagePositions>, Option<Ahead>),
+    ) -> Self {
         let images = Arc::clone(&request.media);
         let mut rows = Vec::new();
         for (image, medium) in images.iter().enumerate() {
@@ -42,7 +49,34 @@ impl Media {
         }
         let turns = matches!(positions, Some(ImagePositions::Axes)) && !images.is_empty();
         let turns = turns.then(|| Turns::new(&request.prompt, &images));
-        Self { images, rows, turns }
+        let whole = match ahead {
+            None => Vec::new(),
+            Some(Ahead::Prompts) => std::iter::once(0..request.prompt.len() as u32).collect(),
+            Some(Ahead::Images | Ahead::ImagesInWindows) => stretches(&rows),
+        };
+        Self { images, rows, whole, turns }
+    }
+
+    /// Tokens that see each other, which a step must not cut.
+    pub(crate) fn whole(&self) -> &[Range<u32>] {
+        &self.whole
+    }
+
+    /// What of them is among the tokens `own`, where the first of these is a batch's `first`.
+    pub(crate) fn mutual(
+        &self,
+        own: Range<usize>,
+        first: usize,
+    ) -> impl Iterator<Item = MutualSpan> + '_ {
+        let (start, end) = (own.start as u32, own.end as u32);
+        let from = self.whole.partition_point(|tokens| tokens.end <= start);
+        let spans = self.whole[from..].iter().take_while(move |tokens| tokens.start < end);
+        spans.map(move |tokens| {
+            let begin = tokens.start.max(start);
+            let place = |token: u32| first as u32 + token - start;
+            let before = begin - tokens.start;
+            MutualSpan { start: place(begin), end: place(tokens.end.min(end)), before }
+        })
     }
 
     /// What keeps the prefix apart from others with equal tokens.
@@ -118,6 +152,31 @@ impl Turns {
     }
 }
 
+/// Stretches of tokens that stand for rows of one image, one after the other.
+fn stretches(rows: &[Row]) -> Vec<Range<u32>> {
+    let runs = rows.chunk_by(|a, b| a.image == b.image && a.token + 1 == b.token);
+    let range = |run: &[Row]| run[0].token as u32..run[0].token as u32 + run.len() as u32;
+    runs.map(range).collect()
+}
+
+/// Under which salt a prompt is kept whose tokens all see each other: what is kept of one is of no use to another that
+/// only begins like it.
+pub(crate) fn salt(request: &GenRequest, ahead: Option<Ahead>) -> Option<Arc<str>> {
+    if ahead != Some(Ahead::Prompts) {
+        return None;
+    }
+    let mut hash = Sha256::new();
+    hash.update((request.prompt.len() as u64).to_le_bytes());
+    request.prompt.iter().for_each(|token| hash.update(token.to_le_bytes()));
+    for medium in &*request.media {
+        hash.update((medium.start as u64).to_le_bytes());
+        hash.update(medium.hash);
+    }
+    let digest: String = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+    let own = request.cache_salt.as_deref().unwrap_or_default();
+    Some(format!("{digest}{own}").into())
+}
+
 /// Tokens of the prompt that stand for rows of an image.
 fn tokens<'a>(prompt: &'a [TokenId], medium: &'a Medium) -> impl Iterator<Item = usize> + 'a {
     medium.range().filter(|&at| prompt.get(at) == Some(&medium.image_token))
@@ -129,6 +188,9 @@ pub(crate) fn check(
     info: &ModelInfo,
     evicts: bool,
 ) -> Result<(), SubmitError> {
+    if evicts && info.ahead == Some(Ahead::Prompts) {
+        return Err(SubmitError::ImagesEvicted);
+    }
     if request.media.is_empty() {
         return Ok(());
     }
@@ -205,7 +267,9 @@ mod tests {
             parameters: 0,
             weight_bytes: 0,
             prefill_apart: false,
+            draft_heads: None,
             images,
+            ahead: None,
         }
     }
 
@@ -229,7 +293,7 @@ mod tests {
 
     #[test]
     fn positions_go_on_behind_the_largest_of_an_image() {
-        let media = Media::new(&request(two()), Some(ImagePositions::Axes));
+        let media = Media::new(&request(two()), (Some(ImagePositions::Axes), None));
         let turns: Vec<_> = (0..16).map(|at| media.turn(at)).collect();
         let grid = [[3, 3, 3], [3, 3, 4], [3, 3, 5], [3, 4, 3], [3, 4, 4], [3, 4, 5]];
         assert_eq!(turns[..3], [[0; 3], [1; 3], [2; 3]]);
@@ -237,20 +301,46 @@ mod tests {
         assert_eq!(turns[9..11], [[6; 3], [7; 3]]);
         assert_eq!(turns[11..13], [[8, 8, 8], [8, 8, 9]]);
         assert_eq!(turns[13..], [[10; 3], [11; 3], [12; 3]]);
-        let plain = Media::new(&request(two()), Some(ImagePositions::Text));
+        let plain = Media::new(&request(two()), (Some(ImagePositions::Text), None));
         assert!(!plain.turns() && media.turns());
         assert_eq!(plain.turn(12), [12; 3]);
     }
 
     #[test]
     fn a_step_has_the_rows_of_its_tokens() {
-        let media = Media::new(&request(two()), Some(ImagePositions::Axes));
+        let media = Media::new(&request(two()), (Some(ImagePositions::Axes), None));
         let of = |own: Range<usize>, first| -> Vec<_> {
             media.rows(own, first).map(|row| (row.token, row.row)).collect()
         };
         assert_eq!(of(0..3, 0), []);
         assert_eq!(of(5..12, 20), [(20, 2), (21, 3), (22, 4), (23, 5), (26, 0)]);
         assert_eq!(of(13..20, 0), []);
+    }
+
+    #[test]
+    fn tokens_of_an_image_or_of_a_prompt_see_each_other() {
+        let media = |ahead| Media::new(&request(two()), (Some(ImagePositions::Text), Some(ahead)));
+        let images = media(Ahead::Images);
+        assert_eq!(images.whole(), [3..9, 11..13]);
+        let of = |own, first| -> Vec<_> {
+            images.mutual(own, first).map(|s| (s.start, s.end, s.before)).collect()
+        };
+        assert_eq!(of(0..3, 0), []);
+        assert_eq!(of(5..14, 20), [(20, 24, 2), (26, 28, 0)]);
+        assert_eq!(media(Ahead::Prompts).whole(), std::slice::from_ref(&(0..14)));
+    }
+
+    #[test]
+    fn a_prompt_that_sees_itself_is_kept_by_its_own_name() {
+        let name = |request: &GenRequest| salt(request, Some(Ahead::Prompts)).unwrap();
+        let (one, longer) = (request(two()), GenRequest { prompt: vec![1; 3], ..request(vec![]) });
+        let mut other = two();
+        other[1].hash = [9; 32];
+        let salted = GenRequest { cache_salt: Some("x".into()), ..one.clone() };
+        let names = [&one, &longer, &request(other), &salted].map(name);
+        assert!((0..4).all(|i| names[..i].iter().all(|name| *name != names[i])));
+        assert_eq!(name(&one), name(&request(two())));
+        assert_eq!(salt(&one, Some(Ahead::Images)), None);
     }
 
     #[test]

@@ -5,6 +5,7 @@ use crate::{media::Media, sequence::Sequence};
 use std::{collections::HashMap, ops::Range};
 use taper_base::{Phase, SeqId, TokenId};
 use taper_kv_cache::{KvCache, KvCacheError, SeqRange};
+use taper_kv_codecs::MutualSpan;
 use taper_models::{Adapter, Batch, ImageRow, Model, ModelError, ModelInfo, StepImages};
 use taper_scheduler::StepPlan;
 use taper_tensor::{Tensor, ops};
@@ -18,6 +19,14 @@ pub(crate) enum PassError {
     Cache(#[from] KvCacheError),
     #[error("the model gave {got} logits where {expected} were asked for")]
     Logits { expected: usize, got: usize },
+}
+
+/// What the output projection reads of the tokens of one call of the model.
+#[derive(Debug)]
+pub(crate) struct Hidden {
+    pub(crate) ranges: Vec<SeqRange>,
+    /// One after the other, `[t, hidden]`.
+    pub(crate) rows: Tensor,
 }
 
 /// The tokens of one call of the model.
@@ -36,14 +45,18 @@ struct Pass<'a> {
     images: Vec<ImageRow<'a>>,
     /// Rotary positions of each token; empty where all are its position.
     axes: Vec<[u32; 3]>,
+    /// Tokens that see each other.
+    mutual: Vec<MutualSpan>,
 }
 
-/// Logits of the last `logit_rows` tokens of each work, one after the other.
+/// Logits of the last `logit_rows` tokens of each work, one after the other. Hidden states of all tokens go to `hidden`,
+/// where it is there.
 pub(crate) fn logits(
     model: &dyn Model,
     cache: &mut KvCache,
     sequences: &HashMap<SeqId, Sequence>,
     plan: &StepPlan,
+    mut hidden: Option<&mut Vec<Hidden>>,
 ) -> Result<Tensor, PassError> {
     let info = model.info();
     // A prompt that was preempted and the output that follows it are computed in this order.
@@ -52,12 +65,12 @@ pub(crate) fn logits(
     let passes = phases.iter().map(|&phase| Pass::new(info, phase, sequences, plan));
     let passes: Vec<_> = passes.filter(|pass| !pass.positions.is_empty()).collect();
     if let [pass] = passes.as_slice() {
-        return pass.run(model, cache);
+        return pass.run(model, cache, hidden);
     }
     let rows = plan.logit_rows() as usize;
     let mut all = vec![0.0; rows * info.vocab];
     for pass in passes {
-        let logits = pass.run(model, cache)?;
+        let logits = pass.run(model, cache, hidden.as_deref_mut())?;
         ops::with_host_f32(&logits, |logits| {
             for (&row, from) in pass.rows.iter().zip(logits.chunks_exact(info.vocab)) {
                 all[row * info.vocab..][..info.vocab].copy_from_slice(from);
@@ -134,6 +147,7 @@ impl<'a> Pass<'a> {
     fn push_media(&mut self, media: &'a Media, own: Range<usize>) {
         let (all, before) = (self.positions.len(), self.positions.len() - own.len());
         self.images.extend(media.rows(own.clone(), before));
+        self.mutual.extend(media.mutual(own.clone(), before));
         if media.turns() || !self.axes.is_empty() {
             let plain = self.positions[self.axes.len()..before].iter().map(|&at| [at; 3]);
             self.axes.extend(plain);
@@ -142,11 +156,24 @@ impl<'a> Pass<'a> {
         }
     }
 
-    fn run(&self, model: &dyn Model, cache: &mut KvCache) -> Result<Tensor, PassError> {
-        let Self { phase, tokens, positions, logits_at, adapters, axes, images: rows, .. } = self;
-        let images = StepImages { axes, rows };
+    fn run(
+        &self,
+        model: &dyn Model,
+        cache: &mut KvCache,
+        hidden: Option<&mut Vec<Hidden>>,
+    ) -> Result<Tensor, PassError> {
+        let Self { phase, tokens, positions, logits_at, adapters, axes, images, mutual, .. } = self;
+        let images = StepImages { axes, rows: images, mutual };
         let batch = Batch { tokens, positions, logits_at, phase: *phase, adapters, images };
-        let logits = model.forward(&batch, &mut cache.session(&self.ranges)?)?;
+        let mut session = cache.session(&self.ranges)?;
+        let logits = match hidden {
+            None => model.forward(&batch, &mut session)?,
+            Some(hidden) => {
+                let [logits, rows] = model.forward_hidden(&batch, &mut session)?;
+                hidden.push(Hidden { ranges: self.ranges.clone(), rows });
+                logits
+            }
+        };
         let expected = logits_at.len() * model.info().vocab;
         match logits.dims().iter().product() {
             got if got == expected => Ok(logits),

@@ -13,7 +13,7 @@ use taper_base::{
     GenerationError, TokenId, TokenLogprobs, TokenMask, TokenSet,
 };
 use taper_kv_cache::EVERY_TOKENS;
-use taper_models::{Adapter, ImagePositions};
+use taper_models::{Adapter, Ahead, ImagePositions};
 use taper_sampler::{Choice, Sampler, SamplerError, token_logprobs};
 use taper_tensor::pool;
 
@@ -76,7 +76,7 @@ impl Sequence {
         submission: Submission,
         eos: &TokenSet,
         vocab: u32,
-        images: Option<ImagePositions>,
+        sight: (Option<ImagePositions>, Option<Ahead>),
     ) -> Self {
         let Submission { request, max_new, listener, adapter, recall } = submission;
         let stops = stops(&request, eos);
@@ -86,7 +86,7 @@ impl Sequence {
         let samples_all = limited || request.sampling.logprobs.is_some();
         let constrained = |grammar| Constrained::new(grammar, eos, &stops, samples_all);
         Self {
-            media: Media::new(&request, images),
+            media: Media::new(&request, sight),
             sampler: Sampler::new(&request.sampling, &request.prompt, vocab),
             tokens: request.prompt,
             prompt_len,
@@ -119,6 +119,11 @@ impl Sequence {
     /// Keeps the first tokens of the draft.
     pub(crate) fn cut_draft(&mut self, len: u32) {
         self.draft.truncate(len as usize);
+    }
+
+    /// Whether its request lets tokens be drafted.
+    pub(crate) fn takes_drafts(&self) -> bool {
+        self.max_draft_tokens != Some(0)
     }
 
     /// Most tokens that may be drafted now: what the request lets be, and what a step may compute after the

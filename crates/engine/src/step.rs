@@ -2,7 +2,7 @@
 
 use crate::{
     constrained::Constrained,
-    pass::{self, PassError},
+    pass::{self, Hidden, PassError},
     sequence::{Advance, Sequence},
     stats::{SharedStats, add, add_time},
 };
@@ -14,7 +14,7 @@ use std::{
     time::Instant,
 };
 use taper_base::{ErrorId, FinishReason, GenerationError, SeqId};
-use taper_kv_cache::KvCache;
+use taper_kv_cache::{KvCache, KvCacheError};
 use taper_models::{Model, ModelError};
 use taper_sampler::Choice;
 use taper_scheduler::{SeqWork, StepPlan};
@@ -47,18 +47,18 @@ enum StepError {
     Panic { message: String },
 }
 
-/// Runs a plan. Every work of it has an outcome.
+/// Runs a plan. Every work of it has an outcome. Hidden states go to `hidden`, where it is there.
 pub(crate) fn run(
     model: &dyn Model,
     cache: &mut KvCache,
     sequences: &mut HashMap<SeqId, Sequence>,
-    plan: &StepPlan,
+    (plan, hidden): (&StepPlan, Option<&mut Vec<Hidden>>),
     stats: &SharedStats,
 ) -> Vec<(SeqWork, Outcome)> {
     let vocab = model.info().vocab;
     stats.step_begins(plan.tokens());
     let result = guarded(|| {
-        let logits = logits_and_masks(model, cache, sequences, plan, stats)?;
+        let logits = logits_and_masks(model, cache, sequences, (plan, hidden), stats)?;
         let chosen = chosen_there(sequences, plan, &logits)?;
         let logits = rows_here(&logits, &chosen)?;
         Ok(outcomes(sequences, (plan, &cache.take_lost()), chosen, logits, vocab))
@@ -92,6 +92,22 @@ pub(crate) fn caught<T>(f: impl FnOnce() -> T) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(f)).map_err(|panic| panic_text(&*panic).to_owned())
 }
 
+/// Why work over the cache failed beside a step.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum OverCacheError {
+    #[error(transparent)]
+    Cache(#[from] KvCacheError),
+    #[error("a kernel panicked: {message}")]
+    Panic { message: String },
+}
+
+/// Kernels run over the cache beside steps too: what one of them panics with fails a sequence, as in a step.
+pub(crate) fn over_cache<T>(
+    f: impl FnOnce() -> Result<T, KvCacheError>,
+) -> Result<T, OverCacheError> {
+    Ok(caught(f).map_err(|message| OverCacheError::Panic { message })??)
+}
+
 /// What a panic says.
 pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<String>().map(String::as_str);
@@ -104,7 +120,7 @@ fn logits_and_masks(
     model: &dyn Model,
     cache: &mut KvCache,
     sequences: &mut HashMap<SeqId, Sequence>,
-    plan: &StepPlan,
+    (plan, hidden): (&StepPlan, Option<&mut Vec<Hidden>>),
     stats: &SharedStats,
 ) -> Result<Tensor, PassError> {
     let sampled = plan.works.iter().filter(|work| work.samples);
@@ -116,7 +132,7 @@ fn logits_and_masks(
         add_time(&stats.mask_nanos, since.elapsed());
     };
     let (logits, since) = pool::beside(&mut grammars, prepare, || {
-        (pass::logits(model, cache, sequences, plan), Instant::now())
+        (pass::logits(model, cache, sequences, plan, hidden), Instant::now())
     });
     if !grammars.is_empty() {
         add_time(&stats.mask_wait_nanos, since.elapsed());
@@ -252,6 +268,15 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_panic_over_the_cache_is_an_error() {
+        assert_eq!(over_cache(|| Ok(7)).unwrap(), 7);
+        let full = over_cache::<()>(|| Err(KvCacheError::Full { needed: 1, free: 0 }));
+        assert!(matches!(full, Err(OverCacheError::Cache(KvCacheError::Full { .. }))));
+        let panic = over_cache::<()>(|| panic!("a fault that a test has planted"));
+        assert!(panic.unwrap_err().to_string().contains("planted"));
+    }
+
     /// Some rows are chosen from elsewhere and some here, of works with one row, with several and with
     /// none: each outcome is its own work's.
     #[test]
@@ -267,7 +292,7 @@ mod tests {
             let listener = Listener::new(Box::new(Nobody), ticket);
             let submission =
                 Submission { request, max_new: 9, listener, adapter: None, recall: None };
-            Sequence::new(submission, &TokenSet::default(), 4, None)
+            Sequence::new(submission, &TokenSet::default(), 4, (None, None))
         };
         let mut sequences: HashMap<_, _> = [
             (SeqId(1), sequence(vec![1, 2], None)),

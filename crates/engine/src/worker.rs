@@ -6,19 +6,22 @@ use crate::{
 };
 use std::{
     sync::{Arc, mpsc},
-    time::Duration,
+    time::{Duration, Instant},
 };
 use taper_base::{Drafting, Event, GenRequest, GenerationError, SeqId, TokenSet};
-use taper_kv_cache::{DiskTier, KvConfig, Recall, UnitName, UnitRows};
+use taper_kv_cache::{DiskTier, KvConfig, Recall, ResidentRoom, UnitName, UnitRows, Unread};
 use taper_models::Model;
 use taper_scheduler::SchedulerConfig;
+
+/// How long commands are taken before the next step.
+const COMMANDS_TIME: Duration = Duration::from_millis(5);
 
 /// Commands to the thread.
 pub(crate) enum Command {
     /// Runs a request over one of the KV caches.
     Submit { lane: usize, submission: Box<Submission> },
     /// The disk has read a unit for a request that waits for it.
-    Loaded { lane: usize, id: SeqId, unit: (usize, UnitName), rows: Option<UnitRows> },
+    Loaded { lane: usize, id: SeqId, unit: (usize, UnitName), rows: Result<UnitRows, Unread> },
     /// Ends the thread.
     Stop,
 }
@@ -46,6 +49,8 @@ pub(crate) struct Shared {
     pub(crate) disk: Option<(Arc<DiskTier>, String)>,
     /// Tokens of blocks that no step attends to which stay in memory, where the others lie on disk alone.
     pub(crate) hot_tokens: Option<usize>,
+    /// What of each cache may be in memory at a time.
+    pub(crate) resident: Vec<Option<ResidentRoom>>,
     /// When memory is returned to the system, and how much is kept.
     pub(crate) idle: Option<Idle>,
     /// For what other threads have to tell this one.
@@ -133,12 +138,17 @@ impl Worker {
 
     /// Waits for a command when there is nothing else to do; `false` ends the thread.
     fn take_commands(&mut self, inbox: &mpsc::Receiver<Command>) -> bool {
+        let mut first = None;
         loop {
-            let command = if self.lanes.iter().all(Lane::is_idle) {
-                self.wait(inbox)
-            } else {
-                inbox.try_recv()
+            let command = match self.lanes.iter().all(Lane::is_idle) {
+                true => self.wait(inbox),
+                // While a prefix is read from disk there may always be one more.
+                false if first.is_some_and(|at: Instant| at.elapsed() >= COMMANDS_TIME) => {
+                    return true;
+                }
+                false => inbox.try_recv(),
             };
+            first.get_or_insert_with(Instant::now);
             match command {
                 Ok(Command::Submit { lane, submission }) => {
                     let id = SeqId(self.next);

@@ -3,11 +3,13 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail the test")]
 
 mod common;
+mod drafters;
 
-use common::{Numbers, ask, collect, config, greedy, settled, submit, wait_for};
-use std::{fs, path::Path};
-use taper_base::{Engine, GenRequest};
-use taper_engine::{EngineConfig, EngineError, KvBudget, KvDisk, LocalEngine};
+use common::{Answer, Numbers, ask, collect, config, greedy, settled, submit, wait_for};
+use drafters::Oracle;
+use std::{fs, path::Path, sync::Arc};
+use taper_base::{Engine, GenRequest, SamplingParams, TokenId};
+use taper_engine::{EngineConfig, EngineError, KvBudget, KvDisk, LocalEngine, Speculation};
 use taper_models::{LoadOptions, Model, Precision, Rounding};
 use taper_weights::Checkpoint;
 
@@ -113,6 +115,74 @@ fn sequences_are_preempted_and_go_on() {
     wait_for(&tight, "an empty cache", |s| s.kv_blocks_used == 0);
 }
 
+/// Drafts that are wrong now and then, for these outputs.
+fn guesses(requests: &[GenRequest], answers: &[Answer], wrong: usize) -> Option<Speculation> {
+    let all = requests.iter().zip(answers).map(|(r, a)| [&r.prompt[..], &a.tokens].concat());
+    let texts: Arc<[Vec<TokenId>]> = all.collect();
+    let oracle = move || Box::new(Oracle { texts: Arc::clone(&texts), wrong }) as Box<_>;
+    Some(Speculation::new(oracle).steady())
+}
+
+fn all(engine: &LocalEngine, requests: &[GenRequest]) -> Vec<Answer> {
+    let open: Vec<_> = requests.iter().map(|r| submit(engine, r.clone())).collect();
+    let answers = open.into_iter().map(collect).collect();
+    settled(engine);
+    answers
+}
+
+/// Drafts in a cache that is too small for all, where sequences are preempted, and some slots for drafted tokens' states
+/// have to do for many sequences.
+#[test]
+fn drafts_change_nothing_under_pressure() {
+    let mut numbers = Numbers(16);
+    let sampled = |seed| SamplingParams { temperature: 0.8, seed, ..SamplingParams::default() };
+    let request = |i| GenRequest {
+        sampling: if i % 2 == 0 { SamplingParams::greedy() } else { sampled(i) },
+        ..greedy(&numbers.prompt(40, VOCAB), 90)
+    };
+    let requests: Vec<_> = (0..7).map(request).collect();
+    let roomy = engine(&plain());
+    let want: Vec<_> = requests.iter().map(|r| ask(&roomy, r.clone())).collect();
+    for (wrong, caching) in [(0, true), (3, true), (4, false)] {
+        let tight = engine(&EngineConfig {
+            kv_budget: KvBudget::Tokens(320),
+            max_num_batched_tokens: 32,
+            prefix_caching: caching,
+            speculation: guesses(&requests, &want, wrong),
+            ..config()
+        });
+        let got = all(&tight, &requests);
+        for (got, want) in got.iter().zip(&want) {
+            assert_eq!(got.tokens, want.tokens, "one in {wrong} is wrong");
+        }
+        let stats = tight.stats();
+        assert!(stats.preemptions > 0 && stats.accepted_draft_tokens > 100, "{stats:?}");
+        wait_for(&tight, "an empty cache", |s| s.kv_blocks_used == 0);
+    }
+}
+
+/// Snapshots that fall among drafted tokens are of those that were accepted: what follows a prefix is the same.
+#[test]
+fn snapshots_among_drafts_are_of_what_was_accepted() {
+    let mut numbers = Numbers(23);
+    let first: Vec<_> = (0..3).map(|_| greedy(&numbers.prompt(230, VOCAB), 60)).collect();
+    let roomy = engine(&plain());
+    let want: Vec<_> = first.iter().map(|r| ask(&roomy, r.clone())).collect();
+    let longer = first.iter().zip(&want).map(|(r, a)| [&r.prompt[..], &a.tokens, &[7, 8]].concat());
+    let second: Vec<_> = longer.map(|prompt| greedy(&prompt, 20)).collect();
+    for wrong in [0, 2, 5] {
+        let config = EngineConfig { speculation: guesses(&first, &want, wrong), ..config() };
+        let engine = engine(&config);
+        for (request, want) in first.iter().zip(&want) {
+            assert_eq!(ask(&engine, request.clone()).tokens, want.tokens);
+        }
+        for request in &second {
+            let (got, want) = (ask(&engine, request.clone()), ask(&roomy, request.clone()));
+            assert_eq!((got.tokens, got.cached), (want.tokens, INTERVAL), "{wrong}");
+        }
+    }
+}
+
 #[test]
 fn prefixes_on_disk_are_refused() {
     let dir = tempfile::tempdir().unwrap();
@@ -132,5 +202,17 @@ fn a_budget_pays_for_states_and_blocks() {
     let kv = &plan.caches[0];
     let states = kv.recurrent.as_ref().unwrap();
     assert_eq!((states.slots, states.interval), (16, INTERVAL as usize));
+    assert_eq!(states.draft_slots, 0);
     assert!(kv.bytes() <= bytes && kv.bytes() > bytes * 9 / 10, "{} of {bytes}", kv.bytes());
+    // Drafted tokens have states too, in an eighth of the budget at most.
+    for (bytes, most) in [(8 << 20, 32), (1 << 18, 31)] {
+        let (kv_budget, speculation) = (KvBudget::Bytes(bytes), Some(Speculation::suffix()));
+        let config = EngineConfig { kv_budget, speculation, max_num_seqs: 8, ..config.clone() };
+        let plan = config.plan(model.info()).unwrap();
+        let kv = &plan.caches[0];
+        let states = kv.recurrent.as_ref().unwrap();
+        let part = states.draft_slots as u64 * states.bytes_per_slot();
+        assert!(states.draft_slots <= most && part <= bytes / 8, "{states:?}");
+        assert!(kv.bytes() <= bytes, "{} of {bytes}", kv.bytes());
+    }
 }

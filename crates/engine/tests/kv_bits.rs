@@ -116,6 +116,8 @@ fn one_layer() -> taper_models::ModelInfo {
         parameters: 1,
         weight_bytes: 1,
         prefill_apart: false,
+        draft_heads: None,
         images: None,
+        ahead: None,
     }
 }

@@ -184,6 +184,29 @@ fn idle_memory_is_given_back() {
     }
 }
 
+/// Prefixes that memory has no room for just now stay on disk, where they serve another time.
+#[test]
+fn what_has_no_room_in_memory_stays_on_disk() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut numbers = Numbers(14);
+    let prompts: Vec<_> = (0..6).map(|_| numbers.prompt(5 * 32 + 8, VOCAB)).collect();
+    let disk = KvDisk { dir: dir.path().to_owned(), max_bytes: 1 << 30, model: "tiny".into() };
+    let on_disk = EngineConfig { disk: Some(disk), ..config() };
+    let first = tiny(&on_disk);
+    let want: Vec<_> = prompts.iter().map(|p| ask(&first, greedy(p, 4)).tokens).collect();
+    drop(first);
+    // Two of them fit.
+    let engine = tiny(&EngineConfig { kv_budget: KvBudget::Tokens(12 * 32), ..on_disk });
+    let open: Vec<_> = prompts.iter().map(|p| submit(&engine, greedy(p, 4))).collect();
+    for (events, want) in open.into_iter().zip(want) {
+        assert_eq!(collect(events).tokens, want);
+    }
+    settled(&engine);
+    let stats = engine.stats();
+    assert!(stats.disk_hit_tokens > 0);
+    assert_eq!(stats.disk_written_blocks, 0, "what is there is not written anew");
+}
+
 /// A file that never ends to be read stands for a disk that hangs.
 #[cfg(unix)]
 #[test]

@@ -10,10 +10,11 @@ use std::{
     path::{Path, PathBuf},
     process::Command,
 };
-use taper_base::{Engine, GenRequest};
+use taper_base::{Engine, GenRequest, SubmitError};
 use taper_engine::{
     EngineConfig, EngineError, Evict, EvictionConfig, KvBudget, KvDisk, LocalEngine, Speculation,
 };
+use taper_kv_cache::KvCacheError;
 use taper_kv_codecs::Exact;
 
 const FAMILIES: [&str; 3] = ["qwen3-bf16", "gemma3-bf16", "deepseek-v3-bf16"];
@@ -272,6 +273,64 @@ fn a_disk_that_hangs_is_left_alone() {
             drop(file);
         });
     }
+}
+
+/// Memory has a limit of its own: requests wait for each other, and what never fits is refused.
+#[test]
+fn a_cache_may_be_larger_than_memory() {
+    let (family, cache) = (FAMILIES[0], CACHES[0]);
+    let requests: Vec<_> = prompts(8, 3).iter().map(|prompt| request(prompt, 40)).collect();
+    let want = resident(family, cache, &requests);
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = on(dir.path(), cache.0, cache.1, Some(0));
+    let info = long(family, &config).info().clone();
+    let token = info.kv_capacity_bytes / info.kv_capacity_tokens;
+    config.kv_resident_bytes = Some(token * (u64::from(PROMPT) + 500));
+    let engine = long(family, &config);
+    let open: Vec<_> = requests.iter().map(|r| submit(&engine, r.clone())).collect();
+    for (events, want) in open.into_iter().zip(&want) {
+        assert_eq!(&said(&collect(events)), want);
+    }
+    assert!(engine.stats().kv_evicted_pages > 0);
+    let all_pages = |prompt: u32| GenRequest {
+        kv_recall_pages: Some(0),
+        ..greedy(&Numbers(3).prompt(prompt, VOCAB), 8)
+    };
+    let (sink, _events) = taper_engine::channel();
+    let refused = engine.submit(all_pages(PROMPT + 600), sink);
+    assert!(matches!(refused, Err(SubmitError::NeverFits { .. })), "{refused:?}");
+    let beside = requests.iter().map(|r| submit(&engine, r.clone())).collect::<Vec<_>>();
+    assert!(ask(&engine, all_pages(PROMPT)).error.is_none());
+    for (events, want) in beside.into_iter().zip(&want) {
+        assert_eq!(&said(&collect(events)), want);
+    }
+    settled(&engine);
+    // A disk that has no room for the rest is found at the start.
+    drop(engine);
+    config.disk.iter_mut().for_each(|disk| disk.max_bytes = 1000);
+    let model = Box::new(common::chain_model());
+    config.kv_resident_bytes = Some(1000);
+    let error = LocalEngine::start(model, &config).unwrap_err();
+    assert!(matches!(error, EngineError::NoColdRoom { .. }), "{error}");
+}
+
+/// Files of pages that are nowhere else are nobody's to remove.
+#[test]
+fn a_directory_of_cold_pages_is_one_engine_s() {
+    let dir = tempfile::tempdir().unwrap();
+    let start = |hot| {
+        let config = on(dir.path(), "f16", None, hot);
+        LocalEngine::start(Box::new(common::chain_model()), &config)
+    };
+    let first = start(Some(0)).unwrap();
+    for hot in [Some(0), None] {
+        let error = start(hot).unwrap_err();
+        assert!(matches!(error, EngineError::Disk(KvCacheError::DiskInUse { .. })), "{error}");
+    }
+    drop(first);
+    let others = [start(None).unwrap(), start(None).unwrap()];
+    assert!(start(Some(0)).is_err());
+    drop(others);
 }
 
 #[test]

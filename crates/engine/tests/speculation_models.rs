@@ -40,7 +40,7 @@ fn answers(engine: &LocalEngine, requests: &[GenRequest], together: bool) -> Vec
 /// step has the arithmetic that it has without.
 #[test]
 fn all_models_say_what_they_say_without_drafts() {
-    let models = [
+    same_with_drafts(&[
         "qwen3-bf16",
         "qwen2-window-f16",
         "gemma2-bf16",
@@ -51,14 +51,36 @@ fn all_models_say_what_they_say_without_drafts() {
         "gpt-oss-bf16",
         "deepseek-v3-bf16",
         "qwen3-mlx-4bit-g64",
-    ];
+    ]);
+}
+
+/// A state takes in what is drafted, and comes back from what was not right: one model for each kind of layer that has
+/// a state.
+#[test]
+fn recurrent_models_say_what_they_say_without_drafts() {
+    same_with_drafts(&[
+        "qwen3_5-bf16",
+        "qwen3_5-moe-mlx-4bit-g32",
+        "qwen3-next-bf16",
+        "kimi-linear-bf16",
+        "granitemoehybrid-bf16",
+        "nemotron-h-moe-bf16",
+        "falcon-h1-bf16",
+        "jamba-bf16",
+        "lfm2-moe-bf16",
+        "recurrent-gemma-bf16",
+        "mamba2-bf16",
+    ]);
+}
+
+fn same_with_drafts(models: &[&str]) {
     let mut numbers = Numbers(41);
     let kinds = [
         (Precision::F32, true),
         (Precision::Mixed { decode: Rounding::Int8 }, true),
         (Precision::Mixed { decode: Rounding::Int16 }, false),
     ];
-    for name in models {
+    for &name in models {
         let requests: Vec<_> = (0..4u64)
             .map(|seed| {
                 let len = 10 + numbers.below(60);
@@ -168,12 +190,13 @@ fn models_that_cannot_draft_are_refused() {
     assert!(matches!(error, Err(DraftModelError::Recurrent { .. })));
 }
 
+/// The states of drafted tokens are a part of the memory; without room for one, nothing is drafted.
 #[test]
-fn a_recurrent_model_drafts_nothing_and_says_why() {
-    let speculation = Some(Speculation::suffix());
+fn a_recurrent_model_without_room_for_states_drafts_nothing_and_says_why() {
+    let speculation = Some(Speculation::suffix().most(0));
     let engine = engine("qwen3_5-bf16", Precision::F32, &EngineConfig { speculation, ..config() });
     let Drafting::Off { reason } = &engine.info().drafting else { panic!("it drafts") };
-    assert!(reason.contains("recurrent"), "{reason}");
+    assert!(reason.contains("states"), "{reason}");
     let answer = collect(submit(&engine, greedy(&[3, 4, 3, 4, 3, 4], 20)));
     assert_eq!((answer.tokens.len(), engine.stats().drafts), (20, 0));
 }

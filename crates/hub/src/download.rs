@@ -55,6 +55,9 @@ pub fn download(
     progress.planned(jobs.len(), total);
     check_room(id, &jobs, &dir)?;
     for (file, blob) in &jobs {
+        if progress.is_cancelled() {
+            return Err(HubError::Cancelled);
+        }
         if transfer::is_whole(file, blob) {
             progress.started(&file.name, file.size_bytes, file.size_bytes);
         } else {

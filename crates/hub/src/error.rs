@@ -160,6 +160,9 @@ pub enum HubError {
         /// The file.
         file: String,
     },
+    /// Whoever watched wanted it no more. What has arrived is kept.
+    #[error("the download was cancelled")]
+    Cancelled,
     /// Not what a hub says.
     #[error("{url} is no answer of a hub: {reason}")]
     BadReply {

@@ -23,6 +23,12 @@ pub trait Progress {
     fn finished(&mut self, file: &str) {
         let _ = file;
     }
+
+    /// Nobody wants the download any more. It ends with [`HubError::Cancelled`](crate::HubError::Cancelled), and what
+    /// has arrived is kept.
+    fn is_cancelled(&self) -> bool {
+        false
+    }
 }
 
 impl Progress for () {}

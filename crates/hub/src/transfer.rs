@@ -114,6 +114,9 @@ impl<'a> Part<'a> {
     ) -> Result<(), HubError> {
         let mut buffer = vec![0; 256 << 10];
         while self.present <= self.file.size_bytes {
+            if progress.is_cancelled() {
+                return Err(HubError::Cancelled);
+            }
             let n = match body.read(&mut buffer) {
                 Ok(0) => break,
                 Ok(n) => n,

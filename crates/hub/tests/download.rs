@@ -315,3 +315,27 @@ fn directories_win_and_must_be_models() {
     assert_eq!((got.dir, got.id, got.commit), (model, None, None));
     assert!(catalogue(&cache).unwrap().is_empty());
 }
+
+/// Wants no more after so many bytes.
+struct Impatient(u64, u64);
+
+impl Progress for Impatient {
+    fn advanced(&mut self, bytes: u64) {
+        self.0 += bytes;
+    }
+    fn is_cancelled(&self) -> bool {
+        self.0 >= self.1
+    }
+}
+
+#[test]
+fn a_cancelled_download_goes_on_where_it_stopped() {
+    let hub = hub();
+    let error = download(&id("org/name"), &hub.config(), &mut Impatient(0, 500_000)).unwrap_err();
+    assert!(matches!(error, HubError::Cancelled), "{error}");
+    assert!(resolve("org/name", &CacheDir::new(hub.cache.path())).is_err());
+    hub.seen();
+    download(&id("org/name"), &hub.config(), &mut ()).unwrap();
+    let ranges: Vec<_> = hub.seen().into_iter().filter_map(|seen| seen.range).collect();
+    assert!(!ranges.is_empty() && ranges.iter().all(|r| *r != "bytes=0-"), "{ranges:?}");
+}

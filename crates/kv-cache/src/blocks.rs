@@ -25,6 +25,8 @@ pub(crate) struct Blocks {
     boxes: HashMap<BlockId, Arc<PageBoxes>>,
     /// Which published blocks have their rows in memory, where some have not.
     pub(crate) places: Option<Places>,
+    /// Blocks of sequences whose rows are in files alone.
+    pub(crate) held_cold: usize,
 }
 
 impl Blocks {
@@ -39,6 +41,7 @@ impl Blocks {
             idle_exact: 0,
             boxes: HashMap::new(),
             places: None,
+            held_cold: 0,
         }
     }
 
@@ -102,6 +105,14 @@ impl Blocks {
         self.places.as_ref().is_some_and(|places| places.cold(block).is_some())
     }
 
+    /// A step reads a block, whose rows are in memory from now on.
+    pub(crate) fn read(&mut self, block: BlockId) {
+        self.held_cold -= usize::from(self.holders(block) > 0 && self.is_cold(block));
+        if let Some(places) = &mut self.places {
+            places.read(block);
+        }
+    }
+
     /// Takes the exact block beside a block whose rows leave memory.
     pub(crate) fn cool_exact(&mut self, block: BlockId) {
         let idle = self.holders(block) == 0 && self.exact(block).is_some();
@@ -142,12 +153,14 @@ impl Blocks {
         *holders += 1;
         if *holders == 1 {
             self.idle_exact -= usize::from(self.exact(block).is_some());
+            self.held_cold += usize::from(self.is_cold(block));
         }
         self.index.wake(block);
     }
 
     /// Forgets what a block holds that one sequence holds: it is about to be written.
     pub(crate) fn unpublish(&mut self, block: BlockId) {
+        self.held_cold -= usize::from(self.is_cold(block));
         self.index.forget(block);
         self.clear(block);
     }
@@ -161,7 +174,11 @@ impl Blocks {
         }
         let holders = &mut self.holders[block.0 as usize];
         *holders -= 1;
-        match *holders {
+        let holders = *holders;
+        if holders == 0 {
+            self.held_cold -= usize::from(self.is_cold(block));
+        }
+        match holders {
             0 if published => {
                 self.idle_exact += usize::from(self.exact(block).is_some());
                 self.index.rest(block);

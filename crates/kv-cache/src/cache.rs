@@ -1,8 +1,8 @@
 //! Blocks and who holds them.
 
 use crate::{
-    ExactRoom, ImageSpan, KvCacheError, KvConfig, KvUsage, PagedSession, RowRange, SeqRange,
-    UnitName,
+    ExactRoom, ImageSpan, KvCacheError, KvConfig, KvUsage, PagedSession, ResidentRoom, RowRange,
+    SeqRange, UnitName,
     apart::Apart,
     blocks::Blocks,
     evict::Evicted,
@@ -38,6 +38,8 @@ pub(crate) struct Table {
     pub(crate) evicted: Evicted,
     /// Exact blocks beside those of sinks that the sequence may have between two steps.
     promised: usize,
+    /// Blocks in memory that it may come to need, where these are limited.
+    pub(crate) resident: usize,
     /// First row whose keys and values are not finite.
     pub(crate) broken: Option<usize>,
     /// What a step overwrites in blocks, where it may be taken back.
@@ -61,6 +63,9 @@ pub struct KvCache {
     promised: usize,
     /// Held blocks of sinks.
     held_sinks: usize,
+    /// What may be in memory, and blocks of it promised to all sequences.
+    pub(crate) resident: Option<ResidentRoom>,
+    pub(crate) promised_resident: usize,
     /// Rows of the last step that nobody has asked yet whether they are finite.
     pub(crate) watched: Vec<Watched>,
     /// Pages that are written from now on are huge ones.
@@ -111,6 +116,8 @@ impl KvCache {
             last_step: Vec::new(),
             promised: 0,
             held_sinks: 0,
+            resident: None,
+            promised_resident: 0,
             watched: Vec::new(),
             huge_pages: false,
             recalling: HashMap::new(),
@@ -132,7 +139,7 @@ impl KvCache {
         KvUsage {
             used_blocks: self.config.blocks - self.blocks.available(),
             idle_blocks: self.blocks.index.idle(),
-            cold_blocks: self.held_cold_blocks(),
+            cold_blocks: self.blocks.held_cold,
             total_blocks: self.config.blocks,
             bytes_per_block: self.config.bytes_per_block(),
             exact_blocks: self.config.exact_blocks() - self.blocks.available_exact(),
@@ -149,7 +156,7 @@ impl KvCache {
     /// nothing changes.
     ///
     /// # Errors
-    /// [`KvCacheError::Full`], [`KvCacheError::NoExact`], [`KvCacheError::NoState`].
+    /// [`KvCacheError::Full`], [`KvCacheError::NoMemory`], [`KvCacheError::NoExact`], [`KvCacheError::NoState`].
     pub fn grow(&mut self, seq: SeqId, rows: usize) -> Result<(), KvCacheError> {
         let held = self.tables.get(&seq).map_or(0, |t| t.blocks.len());
         let needed = rows.div_ceil(self.config.geometry.block_tokens).saturating_sub(held);
@@ -160,7 +167,9 @@ impl KvCache {
         if let Some(states) = &self.states {
             states.check_start(seq)?;
         }
+        let resident = self.check_resident(seq, rows)?;
         self.promise(seq, rows, held..held + needed)?;
+        self.promise_resident(seq, resident);
         if let Some(states) = &mut self.states {
             states.start(seq)?;
         }
@@ -186,6 +195,7 @@ impl KvCache {
         self.watched.retain(|watched| watched.is_of(&self.tables));
         let sinks = self.sink_blocks();
         self.promised -= table.promised;
+        self.promised_resident -= table.resident;
         let held = table.blocks.iter().take(sinks).filter(|&&b| self.blocks.holders(b) == 1);
         self.held_sinks -= held.count();
         // The end of a sequence is the least likely to be met again.

@@ -1,6 +1,6 @@
 //! Shape of a cache, and what of it is in use.
 
-use crate::{KvScheme, RecurrentConfig};
+use crate::{KvScheme, PAGE_BLOCKS, RecurrentConfig};
 use taper_kv_codecs::{BlockBytes, Exact, KvCodecError, KvGeometry};
 
 /// Heads of a layer's keys and values.
@@ -146,13 +146,21 @@ impl KvConfig {
         self.recurrent.as_ref().map_or(0, RecurrentConfig::bytes_per_slot)
     }
 
+    /// Bytes of the boxes of all pages, which stay in memory wherever the pages are.
+    #[must_use]
+    pub fn bytes_of_boxes(&self) -> u64 {
+        // Two codes an element, and two scales a head.
+        let page = |g: KvGeometry| g.kv_heads * (2 * g.head_dim + size_of::<[f32; 2]>());
+        let page: usize = self.geometries().map(page).sum();
+        page as u64 * (self.blocks / PAGE_BLOCKS) as u64
+    }
+
     /// Bytes of all blocks, the exact ones included, and of all recurrent states.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        let states = self.recurrent.as_ref().map_or(0, |r| r.slots as u64);
         self.bytes_per_block() * self.blocks as u64
             + self.bytes_per_exact_block() * self.exact_blocks() as u64
-            + self.bytes_per_state() * states
+            + self.recurrent.as_ref().map_or(0, RecurrentConfig::bytes)
     }
 
     /// Rows are evicted in multiples of this: whole blocks, and whole windows of recent tokens.

@@ -25,6 +25,14 @@ pub enum KvCacheError {
         /// Exact blocks free.
         free: usize,
     },
+    /// No more blocks may be in memory.
+    #[error("the memory of the KV cache is full: {needed} blocks needed, {free} free")]
+    NoMemory {
+        /// Blocks that a sequence needs in memory.
+        needed: usize,
+        /// Blocks that others leave.
+        free: usize,
+    },
     /// A step names tokens for which the sequence has no room.
     #[error("sequence {seq:?} has room for {room} tokens, and the step ends at {end}")]
     NoRoom {
@@ -114,6 +122,15 @@ pub enum KvCacheError {
         /// Why.
         #[source]
         source: std::io::Error,
+    },
+    /// Another process uses the directory of a disk tier, and one of the two needs it alone.
+    #[error(
+        "another server uses {}, and pages that leave memory need a directory of their own",
+        dir.display()
+    )]
+    DiskInUse {
+        /// The directory.
+        dir: PathBuf,
     },
     /// Sequences cannot leave pages out.
     #[error("a step attends to all pages here: {reason}")]

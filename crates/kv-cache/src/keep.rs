@@ -1,13 +1,30 @@
 //! Blocks out of the cache to disk, and back.
 
 use crate::{
-    DiskTier, KvCache, UnitName, UnitRows,
+    DiskTier, KvCache, UnitName, UnitRows, Unread,
     apart::Apart,
     prefix::{Node, ROOT},
     tiers::Home,
 };
 use std::sync::Arc;
 use taper_base::{BlockId, SeqId, TokenId};
+
+/// Why a unit that was read from disk is not in memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum NotRestored {
+    /// No block is free for it, or what comes before it has made room for others. Its file is good.
+    #[error("the KV cache has no room for a prefix from disk")]
+    NoRoom,
+    /// Its rows are of another size.
+    #[error("a prefix on disk has rows of another size")]
+    Unfit,
+}
+
+/// How much of a prompt that is read from disk is in memory.
+#[derive(Debug, Default)]
+pub struct Restoring {
+    chain: Vec<(Node, BlockId)>,
+}
 
 /// Where units are kept, and what their names begin with.
 #[derive(Debug)]
@@ -100,58 +117,83 @@ impl KvCache {
     }
 
     /// Requests a unit's rows; see [`DiskTier::load`].
-    pub fn load(&self, name: UnitName, done: impl FnOnce(Option<UnitRows>) + Send + 'static) {
+    pub fn load(
+        &self,
+        name: UnitName,
+        done: impl FnOnce(Result<UnitRows, Unread>) + Send + 'static,
+    ) {
         match &self.kept {
             Some(kept) => kept.tier.load(name, done),
-            None => done(None),
+            None => done(Err(Unread::Gone)),
         }
     }
 
-    /// Units that are of no use without one that could not be read: they are to be kept anew.
+    /// Units that are of no use without one that was damaged: they are to be kept anew.
     pub fn forget_units(&self, names: impl IntoIterator<Item = UnitName>) {
         if let Some(kept) = &self.kept {
             names.into_iter().for_each(|name| kept.tier.forget(name));
         }
     }
 
-    /// Units that may be requested at a time without taking much memory.
+    /// Units that may be requested at a time, for all sequences together, without taking much memory.
     #[must_use]
     pub fn loads_ahead(&self) -> usize {
         const BYTES: usize = 64 << 20;
         (BYTES / self.unit_bytes(0).max(1)).clamp(1, 32)
     }
 
-    /// Puts a unit of a sequence's prompt, as it was read, into idle blocks. `false`: what comes before it is
-    /// gone, there is no room, or the rows are of another size.
+    /// Puts a unit of a sequence's prompt, as it was read, into idle blocks. `so_far` is that of the units before.
+    ///
+    /// # Errors
+    /// [`NotRestored`].
     pub fn restore(
         &mut self,
         seq: SeqId,
         tokens: &[TokenId],
         (unit, name): (usize, UnitName),
-        rows: &UnitRows,
-    ) -> bool {
+        (rows, so_far): (&UnitRows, &mut Restoring),
+    ) -> Result<(), NotRestored> {
         let (size, blocks) = (self.config.geometry.block_tokens, self.unit_blocks());
-        let end = (unit + 1) * blocks;
-        let Some(tokens) = tokens.get(..end * size) else { return false };
-        let apart = self.apart(seq);
-        let chain = self.blocks.index.find(tokens, size, &apart);
-        if chain.len() == end {
-            return true;
+        let (first, end) = (unit * blocks, (unit + 1) * blocks);
+        let tokens = tokens.get(..end * size).ok_or(NotRestored::Unfit)?;
+        let (apart, chain) = (self.apart(seq), &mut so_far.chain);
+        let begins = chain.is_empty();
+        self.blocks.index.extend(chain, tokens, size, &apart);
+        if begins {
+            // What was there for long would be the first to make room.
+            self.refresh(chain);
         }
-        let before = &chain[..(unit * blocks).min(chain.len())];
-        if before.len() < unit * blocks || !self.is_unit(unit, rows) {
-            return false;
+        if chain.len() >= end {
+            return Ok(());
         }
-        // Held, so that they are not what makes room.
-        before.iter().for_each(|&(_, block)| self.blocks.share(block));
-        let node = before.last().map_or(ROOT, |b| b.0);
+        if !self.is_unit(unit, rows) {
+            return Err(NotRestored::Unfit);
+        }
+        let before = chain.get(..first).ok_or(NotRestored::NoRoom)?;
+        let node = before.last().map_or(ROOT, |before| before.0);
         let done = self.fill(tokens, (node, &apart), (unit, name), rows);
+        self.blocks.index.extend(chain, tokens, size, &apart);
+        self.cool();
+        if done { Ok(()) } else { Err(NotRestored::NoRoom) }
+    }
+
+    /// The last unit of a prompt has come: its blocks are among those that were used last, the first one last of all.
+    pub fn restored(&mut self, so_far: &Restoring) {
+        self.refresh(&so_far.chain);
+        self.cool();
+    }
+
+    fn refresh(&mut self, chain: &[(Node, BlockId)]) {
         let sinks = self.sink_blocks();
-        for (at, &(_, block)) in before.iter().enumerate().rev() {
+        let known = chain
+            .iter()
+            .enumerate()
+            .filter(|(_, (node, block))| self.blocks.index.is(*block, *node));
+        let known: Vec<_> = known.map(|(at, &(_, block))| (at, block)).collect();
+        known.iter().for_each(|&(_, block)| self.blocks.share(block));
+        for (at, block) in known.into_iter().rev() {
             self.blocks.put_back(block, at < sinks);
         }
-        self.cool();
-        done
     }
 
     fn fill(

@@ -56,14 +56,35 @@ impl PrefixIndex {
         apart: &Apart,
     ) -> Vec<(Node, BlockId)> {
         let mut chain = Vec::new();
-        let mut before = ROOT;
-        for (i, tokens) in tokens.chunks_exact(block_tokens).enumerate() {
+        self.extend(&mut chain, tokens, block_tokens, apart);
+        chain
+    }
+
+    /// Goes on with a chain that was found earlier; one whose end is forgotten begins anew.
+    pub(crate) fn extend(
+        &self,
+        chain: &mut Vec<(Node, BlockId)>,
+        tokens: &[TokenId],
+        block_tokens: usize,
+        apart: &Apart,
+    ) {
+        if chain.last().is_some_and(|&(node, block)| !self.is(block, node)) {
+            chain.clear();
+        }
+        let mut before = chain.last().map_or(ROOT, |last| last.0);
+        let known = chain.len();
+        for (i, tokens) in tokens.chunks_exact(block_tokens).enumerate().skip(known) {
             let name = Name::new(before, tokens, i * block_tokens, apart);
             let Some(&found) = self.blocks.get(&name) else { break };
             chain.push(found);
             before = found.0;
         }
-        chain
+    }
+
+    /// Whether a block still has the contents of a node.
+    pub(crate) fn is(&self, block: BlockId, node: Node) -> bool {
+        let name = self.names.get(&block);
+        name.and_then(|name| self.blocks.get(name)) == Some(&(node, block))
     }
 
     /// Makes a block known whose first token is a sequence's token `start`; of two with the same contents the first

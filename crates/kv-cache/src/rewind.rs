@@ -1,6 +1,6 @@
 //! Tokens of a sequence that are taken back: drafts that were not accepted.
 
-use crate::{KvCache, KvCacheError, RowRange};
+use crate::{KvCache, KvCacheError, RowRange, states::States};
 use taper_base::{BlockId, LayerId, SeqId};
 use taper_tensor::{Tensor, ops};
 
@@ -26,7 +26,9 @@ impl KvCache {
             chunked |= !codec.rewrites() && self.config.exact.is_none();
         }
         match () {
-            () if self.states.is_some() => Some("the states of recurrent layers cannot go back"),
+            () if self.states.as_ref().is_some_and(|states| states.draft_room() == 0) => {
+                Some("there is no memory for the states of drafted tokens")
+            }
             () if gpu => Some("tokens of a KV cache on a GPU are not taken back yet"),
             () if chunked => Some(
                 "without recent tokens kept exact, this KV cache depends on how tokens are grouped",
@@ -35,8 +37,19 @@ impl KvCache {
         }
     }
 
-    /// Says that the next step may compute tokens of this sequence that [`Self::rewind`] takes back.
-    pub fn may_rewind(&mut self, seq: SeqId) {
+    /// Tokens that a step may compute and [`Self::rewind`] then take back, of all sequences together; `None` where
+    /// any number may be.
+    #[must_use]
+    pub fn draft_room(&self) -> Option<usize> {
+        self.states.as_ref().map(States::draft_room)
+    }
+
+    /// Says that the next step may compute tokens of this sequence beyond its first `tokens` that [`Self::rewind`]
+    /// takes back: of all sequences together no more than [`Self::draft_room`] says.
+    pub fn may_rewind(&mut self, seq: SeqId, tokens: usize) {
+        if let Some(states) = &mut self.states {
+            states.may_rewind(seq, tokens);
+        }
         if let Some(table) = self.tables.get_mut(&seq) {
             table.before = Some(Vec::new());
         }
@@ -48,9 +61,13 @@ impl KvCache {
     /// To be called before [`Self::publish`], of a sequence that [`Self::may_rewind`] was called for.
     ///
     /// # Errors
-    /// Rows cannot be written again, which writing them the first time has refused too.
+    /// Rows cannot be written again, which writing them the first time has refused too; or there were more tokens than
+    /// [`Self::draft_room`].
     pub fn rewind(&mut self, seq: SeqId, tokens: usize) -> Result<(), KvCacheError> {
         self.take_watched();
+        if let Some(states) = &mut self.states {
+            states.rewind(seq, tokens)?;
+        }
         let rows = self.rows(seq, tokens);
         let Some(table) = self.tables.get_mut(&seq) else { return Ok(()) };
         table.broken = table.broken.filter(|&at| at < rows);
@@ -177,7 +194,7 @@ mod tests {
                 while at < TOKENS {
                     let len = (1 + below(9)).min(TOKENS - at);
                     let right = 1 + below(len);
-                    cache.may_rewind(SEQ);
+                    cache.may_rewind(SEQ, at + 1);
                     store(&mut cache, at, len, at + right);
                     cache.rewind(SEQ, at + right).unwrap();
                     at += right;

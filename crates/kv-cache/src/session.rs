@@ -1,12 +1,16 @@
 //! One step's view of the cache.
 
 use crate::{
-    ExactRoom, KvCache, KvCacheError, KvConfig, cache::Table, finite::Watched, recall::View,
+    ExactRoom, KvCache, KvCacheError, KvConfig,
+    cache::Table,
+    finite::Watched,
+    queries::{Queries, all_rows, apart, in_chunks, some_rows},
+    recall::View,
     tiers::Streamed,
 };
 use std::{collections::HashMap, sync::Arc};
 use taper_base::{BlockId, LayerId, SeqId};
-use taper_kv_codecs::{AttnBatch, AttnParams, ExactBlocks, KvCodecError, SeqSpan};
+use taper_kv_codecs::{AttnBatch, AttnParams, ExactBlocks, KvCodecError, Mutual, SeqSpan};
 use taper_tensor::{FiniteRows, Projected, RunSegments, Tensor, cpu};
 
 /// Sequences from which on a layer's blocks are fetched while products compute.
@@ -220,71 +224,6 @@ fn room(config: &KvConfig, layer: LayerId) -> Option<ExactRoom> {
     config.exact.filter(|_| codec.exact_block_bytes(geometry).is_some())
 }
 
-/// Queries of a range.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Queries {
-    /// The range's number.
-    range: usize,
-    /// How many.
-    len: usize,
-    /// Tokens of the sequence up to the last of them.
-    end: usize,
-    /// Tokens of the sequence that none of them sees.
-    unseen: usize,
-}
-
-/// The queries of all tokens of a step.
-fn all_rows(ranges: &[RowRange]) -> Vec<Queries> {
-    let of = |(i, range): (usize, &RowRange)| Queries {
-        range: i,
-        len: range.len,
-        end: range.start + range.len,
-        unseen: 0,
-    };
-    ranges.iter().enumerate().map(of).collect()
-}
-
-/// Queries that see the tokens of their own chunk alone: those of several chunks are cut. To codecs each chunk is a
-/// sequence.
-///
-/// # Errors
-/// Chunks are not of whole `units`.
-fn in_chunks(
-    all: Vec<Queries>,
-    chunk: usize,
-    units: &[usize],
-) -> Result<Vec<Queries>, KvCodecError> {
-    if chunk == 0 || units.iter().any(|&unit| !chunk.is_multiple_of(unit.max(1))) {
-        let expected = "chunks of whole blocks, and of as many tokens as are recent";
-        return Err(KvCodecError::Shape { expected, got: vec![chunk] });
-    }
-    let mut cut = Vec::with_capacity(all.len());
-    for queries in all {
-        let mut from = queries.end - queries.len;
-        while from < queries.end {
-            let unseen = from / chunk * chunk;
-            let end = queries.end.min(unseen + chunk);
-            cut.push(Queries { len: end - from, end, unseen, ..queries });
-            from = end;
-        }
-    }
-    Ok(cut)
-}
-
-/// The query of each of a step's tokens at `rows`, which ascend.
-fn some_rows(ranges: &[RowRange], rows: &[u32]) -> Vec<Queries> {
-    let mut queries = Vec::with_capacity(rows.len());
-    let (mut first, mut rows) = (0, rows.iter().map(|&row| row as usize).peekable());
-    for (i, range) in ranges.iter().enumerate() {
-        while let Some(row) = rows.next_if(|&row| row < first + range.len) {
-            let end = range.start + row.saturating_sub(first) + 1;
-            queries.push(Queries { range: i, len: 1, end, unseen: 0 });
-        }
-        first += range.len;
-    }
-    queries
-}
-
 /// What a step's sequences have, range by range.
 #[derive(Clone, Copy)]
 struct Held<'b> {
@@ -307,7 +246,7 @@ fn batch<'b>(
             let recent = room.map_or(1, |room| room.tokens.recent_tokens);
             in_chunks(queries, chunk, &[size, recent])?
         }
-        None => queries,
+        None => apart(queries, ranges, params.mutual)?,
     };
     let exact = |own: Queries| {
         let mut tokens = room?.tokens;
@@ -325,6 +264,8 @@ fn batch<'b>(
             blocks: &view.exact,
             skipped: view.skipped,
         }),
+        // Pages are left out behind the prompt only.
+        together: None,
     };
     let span = |own: Queries| {
         if let Some(Some(view)) = views.get(own.range).filter(|_| far) {
@@ -336,9 +277,15 @@ fn batch<'b>(
             kv_len: own.end - own.unseen,
             blocks: blocks.get(own.unseen / size..).unwrap_or(&[]),
             exact: exact(own),
+            together: own.together,
         }
     };
     Ok(AttnBatch { seqs: queries.into_iter().map(span).collect() })
+}
+
+/// What is left to codecs of what a batch was cut by.
+fn within<'p>(params: &AttnParams<'p>) -> AttnParams<'p> {
+    AttnParams { chunk: None, mutual: Mutual::default(), ..*params }
 }
 
 impl PagedSession<'_> {
@@ -349,7 +296,9 @@ impl PagedSession<'_> {
         params: &AttnParams<'_>,
         attend: impl FnOnce(&mut Self) -> Result<Tensor, KvCacheError>,
     ) -> Result<Tensor, KvCacheError> {
-        if !self.streamed.is_for(params.window.or(params.chunk)) {
+        // Tokens that see each other may do so from before the window.
+        let past = params.mutual.past_window && params.mutual.spans.iter().any(|s| s.before > 0);
+        if !self.streamed.is_for(params.window.or(params.chunk).filter(|_| !past)) {
             return attend(self);
         }
         self.cache.stream_in(layer.index(), &mut self.streamed);
@@ -372,7 +321,7 @@ impl PagedSession<'_> {
             (Arc::clone(config.scheme.codec(layer.index())), config.geometry_of(layer.index()));
         let held = Held { tables, exact: &self.exact, views: &self.views };
         let seqs = batch((ranges, all_rows(ranges)), (config, layer, params), held)?;
-        let within = AttnParams { chunk: None, ..*params };
+        let within = within(params);
         if let Some(out) = codec.attend_new(g, rows, &self.slots, own, &seqs, &within)? {
             self.announce_next(layer);
             return Ok(out);
@@ -397,8 +346,7 @@ impl PagedSession<'_> {
         let queries = rows.map_or_else(|| all_rows(ranges), |rows| some_rows(ranges, rows));
         let held = Held { tables, exact: &self.exact, views: &self.views };
         let seqs = batch((ranges, queries), (config, layer, params), held)?;
-        let (g, within) =
-            (config.geometry_of(layer.index()), AttnParams { chunk: None, ..*params });
+        let (g, within) = (config.geometry_of(layer.index()), within(params));
         Ok(config.scheme.codec(layer.index()).attend(g, q, own, &seqs, &within)?)
     }
 }
@@ -431,29 +379,6 @@ impl StateSession for PagedSession<'_> {
         match &mut self.cache.states {
             Some(states) => states.run(layer, f),
             None => Err(KvCacheError::Recurrent { layer, layers: 0 }),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn queries_of_several_chunks_are_cut() {
-        let queries = |range, len, end, unseen| Queries { range, len, end, unseen };
-        let all = vec![queries(0, 9, 20, 0), queries(1, 1, 8, 0), queries(2, 1, 17, 0)];
-        let cut = in_chunks(all.clone(), 8, &[4, 8]);
-        let want = [
-            queries(0, 5, 16, 8),
-            queries(0, 4, 20, 16),
-            queries(1, 1, 8, 0),
-            queries(2, 1, 17, 16),
-        ];
-        assert!(matches!(cut, Ok(cut) if cut == want));
-        for chunk in [0, 6, 4] {
-            let error = in_chunks(all.clone(), chunk, &[4, 8]);
-            assert!(matches!(error, Err(KvCodecError::Shape { .. })), "{chunk}");
         }
     }
 }

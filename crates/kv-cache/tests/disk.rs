@@ -8,8 +8,8 @@ use std::{
 };
 use taper_base::{LayerId, SeqId, TokenId};
 use taper_kv_cache::{
-    DiskTier, ExactRoom, ImageSpan, KvCache, KvCacheError, KvConfig, KvScheme, SeqRange, UnitName,
-    Written,
+    DiskTier, ExactRoom, ImageSpan, KvCache, KvCacheError, KvConfig, KvScheme, NotRestored,
+    Restoring, SeqRange, UnitName, Unread, Written,
 };
 use taper_kv_codecs::{Exact, KvGeometry};
 use taper_tensor::{Tensor, ops};
@@ -47,19 +47,24 @@ fn compute(cache: &mut KvCache, seq: SeqId, tokens: &[TokenId]) {
 
 /// Reads all units of a prompt that the disk has, and says how many could be used.
 fn restore(cache: &mut KvCache, tokens: &[TokenId]) -> usize {
-    let mut restored = 0;
+    let (mut restored, mut so_far) = (0, Restoring::default());
     let units = cache.on_disk(SeqId(90), tokens);
     for &(unit, name) in &units {
         let (sender, rows) = mpsc::channel();
         cache.load(name, move |rows| sender.send(rows).unwrap());
         match rows.recv().unwrap() {
-            Some(rows) if cache.restore(SeqId(90), tokens, (unit, name), &rows) => restored += 1,
+            Ok(rows)
+                if cache.restore(SeqId(90), tokens, (unit, name), (&rows, &mut so_far)).is_ok() =>
+            {
+                restored += 1;
+            }
             _ => {
                 cache.forget_units(units.iter().map(|unit| unit.1));
                 break;
             }
         }
     }
+    cache.restored(&so_far);
     restored
 }
 
@@ -85,8 +90,10 @@ fn seen(cache: &mut KvCache, seq: SeqId, tokens: &[TokenId]) -> Vec<f32> {
     (0..LAYERS as u16).flat_map(attend).collect()
 }
 
+/// All files but the one that is locked.
 fn files(dir: &Path) -> Vec<PathBuf> {
-    let mut files: Vec<_> = fs::read_dir(dir).unwrap().map(|e| e.unwrap().path()).collect();
+    let all = fs::read_dir(dir).unwrap().map(|e| e.unwrap().path());
+    let mut files: Vec<_> = all.filter(|path| !path.ends_with("lock")).collect();
     files.sort();
     files
 }
@@ -246,7 +253,7 @@ fn the_longest_unused_make_room() {
     drop(tier);
     let tier = DiskTier::open(dir.path(), 3500).unwrap();
     assert!(tier.bytes() <= 3500 && (0..3).all(|i| tier.holds(&name(i))));
-    assert_eq!(wait(&tier, 0), Some(rows.clone()));
+    assert_eq!(wait(&tier, 0), Ok(rows.clone()));
     tier.store(name(3), 2, rows.clone());
     tier.store(name(9), 2, vec![vec![1; 10_000]]);
     drop(tier);
@@ -257,7 +264,7 @@ fn the_longest_unused_make_room() {
     drop(tier);
     // A smaller limit takes effect at the start.
     let tier = DiskTier::open(dir.path(), 1200).unwrap();
-    assert_eq!((files(dir.path()).len(), wait(&tier, 3)), (1, Some(rows)));
+    assert_eq!((files(dir.path()).len(), wait(&tier, 3)), (1, Ok(rows)));
 }
 
 #[test]
@@ -328,8 +335,108 @@ fn processes_share_a_limit() {
     assert!(files(dir.path()).len() <= 3, "{:?}", files(dir.path()));
     let (sender, got) = mpsc::channel();
     one.load(first, move |rows| sender.send(rows).unwrap());
-    assert_eq!(got.recv().unwrap(), None);
+    assert_eq!(got.recv().unwrap(), Err(Unread::Gone));
     assert!(!one.holds(&first));
+}
+
+/// Pages that are nowhere but in files have a directory that nobody else removes files from.
+#[test]
+fn a_directory_is_shared_or_one_process_s_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let in_use = |opened: Result<DiskTier, KvCacheError>| {
+        assert!(matches!(opened, Err(KvCacheError::DiskInUse { .. })), "{opened:?}");
+    };
+    let shared = [0, 1].map(|_| DiskTier::open(dir.path(), LIMIT).unwrap());
+    in_use(DiskTier::open_alone(dir.path(), LIMIT));
+    drop(shared);
+    let alone = DiskTier::open_alone(dir.path(), LIMIT).unwrap();
+    in_use(DiskTier::open(dir.path(), LIMIT));
+    in_use(DiskTier::open_alone(dir.path(), LIMIT));
+    drop(alone);
+    DiskTier::open(dir.path(), LIMIT).unwrap();
+}
+
+/// A read that fails says nothing about the file: it may be the process that has too many files open.
+#[test]
+fn a_file_that_cannot_be_read_is_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    let tier = DiskTier::open(dir.path(), LIMIT).unwrap();
+    let name = store_one(&tier, 1);
+    let path = files(dir.path()).remove(0);
+    let moved = dir.path().join("moved");
+    let load = || {
+        let (sender, got) = mpsc::channel();
+        tier.load(name, move |rows| sender.send(rows).unwrap());
+        got.recv().unwrap()
+    };
+    // Reading a directory is an error, also for root.
+    fs::rename(&path, &moved).unwrap();
+    fs::create_dir(&path).unwrap();
+    assert_eq!(load(), Err(Unread::Failed));
+    assert!(tier.holds(&name));
+    fs::remove_dir(&path).unwrap();
+    fs::rename(&moved, &path).unwrap();
+    assert!(load().is_ok());
+    fs::write(&path, "damaged").unwrap();
+    assert_eq!(load(), Err(Unread::Gone));
+    assert!(!tier.holds(&name) && !path.exists());
+}
+
+/// What cannot be removed takes room still: a directory does not outgrow its limit because of it.
+#[test]
+fn files_that_cannot_be_removed_count() {
+    let dir = tempfile::tempdir().unwrap();
+    let tier = DiskTier::open(dir.path(), 3500).unwrap();
+    for i in 1..4 {
+        store_one(&tier, i);
+    }
+    let full = tier.bytes();
+    for path in files(dir.path()) {
+        // No directory is unlinked, also not by root.
+        fs::remove_file(&path).unwrap();
+        fs::create_dir(&path).unwrap();
+    }
+    for i in 4..8 {
+        tier.store(UnitName::root("model").next(&[i]), 1, vec![vec![7; 1000]]);
+    }
+    drop(tier);
+    let written = files(dir.path()).iter().filter(|path| path.is_file()).count();
+    assert_eq!((full / 1000, written), (3, 0));
+}
+
+/// Units that have no room in memory stay on disk, where they serve another time.
+#[test]
+fn a_unit_without_room_is_not_damaged() {
+    let dir = tempfile::tempdir().unwrap();
+    let tokens = prompt();
+    let tier = Arc::new(DiskTier::open(dir.path(), LIMIT).unwrap());
+    compute(&mut cache(&["f16", "f16"], None, &tier, "model"), SeqId(1), &tokens[..128]);
+    let mut full = cache(&["f16", "f16"], None, &tier, "model");
+    let mut units = Vec::new();
+    while units.len() < 4 {
+        units = full.on_disk(SeqId(90), &tokens[..128]);
+    }
+    full.grow(SeqId(1), 63 * BLOCK).unwrap();
+    let rows = |cache: &KvCache, name| {
+        let (sender, got) = mpsc::channel();
+        cache.load(name, move |rows| sender.send(rows).unwrap());
+        got.recv().unwrap().unwrap()
+    };
+    let [first, second] = [0, 1].map(|i| rows(&full, units[i].1));
+    let mut so_far = Restoring::default();
+    let mut restore = |unit: usize, rows: &Vec<Vec<u8>>| {
+        full.restore(SeqId(90), &tokens, units[unit], (rows, &mut so_far))
+    };
+    assert_eq!(restore(0, &first), Ok(()));
+    assert_eq!(restore(0, &first), Ok(()), "it is there");
+    assert_eq!(restore(1, &vec![vec![0; 3]; 2]), Err(NotRestored::Unfit));
+    assert_eq!(restore(2, &second), Err(NotRestored::NoRoom), "the one before is missing");
+    full.grow(SeqId(1), 64 * BLOCK).unwrap();
+    let mut so_far = Restoring::default();
+    let restored = full.restore(SeqId(90), &tokens, units[0], (&first, &mut so_far));
+    assert_eq!(restored, Err(NotRestored::NoRoom));
+    let restored = full.restore(SeqId(90), &tokens, units[1], (&second, &mut so_far));
+    assert_eq!(restored, Err(NotRestored::NoRoom));
 }
 
 #[test]

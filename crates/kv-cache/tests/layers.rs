@@ -3,7 +3,7 @@
 
 use taper_base::{LayerId, SeqId};
 use taper_kv_cache::{KvCache, KvConfig, KvHeads, SeqRange, StateSession};
-use taper_kv_codecs::{Arithmetic, AttnParams, KvCodecError, KvGeometry};
+use taper_kv_codecs::{Arithmetic, AttnParams, KvCodecError, KvGeometry, Mutual};
 use taper_tensor::{Projected, RopeTable, Tensor};
 
 const SEQ: SeqId = SeqId(7);
@@ -12,6 +12,7 @@ const PARAMS: AttnParams<'_> = AttnParams {
     scale: 1.0,
     window: None,
     chunk: None,
+    mutual: Mutual { spans: &[], past_window: false },
     soft_cap: None,
     sinks: None,
     value_dim: None,

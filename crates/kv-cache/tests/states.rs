@@ -11,7 +11,8 @@ const INTERVAL: usize = 8;
 
 fn cache(slots: usize) -> KvCache {
     let geometry = KvGeometry { kv_heads: 1, head_dim: WIDTH, block_tokens: 4 };
-    let recurrent = RecurrentConfig { layers: vec![2, 3], slots, interval: INTERVAL };
+    let recurrent =
+        RecurrentConfig { layers: vec![2, 3], slots, draft_slots: 5, interval: INTERVAL };
     KvCache::new(KvConfig {
         prefix_caching: true,
         recurrent: Some(recurrent),
@@ -205,4 +206,62 @@ fn memory_of_snapshots_is_given_back() {
     assert_eq!(c.usage().snapshots, 0);
     c.grow(SeqId(2), 4).unwrap();
     assert_eq!(step(&mut c, &[range(2, 0, 2)], &[5, 6], None), [11.0]);
+}
+
+/// Whatever part of its drafts stays, a state and its snapshots are those of the tokens that stay, and every slot comes
+/// back.
+#[test]
+fn tokens_that_are_taken_back_leave_no_trace() {
+    for drafts in 1..=5 {
+        let mut c = cache(8);
+        let (tokens, id) = (prompt(40, 1), SeqId(1));
+        c.grow(id, 48).unwrap();
+        step(&mut c, &[range(1, 0, 5)], &tokens, None);
+        c.publish(id, &tokens[..5]);
+        let (mut at, mut turn) = (5, 0);
+        while at + drafts < 40 {
+            let stays = 1 + turn % (drafts + 1);
+            let mut guessed = tokens.clone();
+            guessed[at + stays..].fill(1000);
+            assert_eq!(c.draft_room(), Some(5));
+            c.may_rewind(id, at + 1);
+            let end = at + 1 + drafts;
+            let computed = step(&mut c, &[range(1, at, 1 + drafts)], &guessed, None);
+            assert_eq!(computed, [sum(&guessed[..end])]);
+            at += stays;
+            c.rewind(id, at).unwrap();
+            c.publish(id, &tokens[..at]);
+            turn += 1;
+        }
+        assert_eq!(step(&mut c, &[range(1, at, 40 - at)], &tokens, None), [sum(&tokens)]);
+        c.publish(id, &tokens);
+        assert_eq!(c.usage().snapshots, 5, "{drafts} drafts");
+        for known in [8, 16, 24, 32] {
+            let (id, other) = (SeqId(known as u64), [&tokens[..known], &[90; 4]].concat());
+            assert_eq!(c.adopt(id, &other), known);
+            c.grow(id, known + 4).unwrap();
+            let computed = step(&mut c, &[range(known as u64, known, 4)], &other, None);
+            assert_eq!(computed, [sum(&other)], "{drafts} drafts, the snapshot at {known}");
+            c.release(id);
+        }
+    }
+}
+
+#[test]
+fn more_drafts_than_there_are_slots_for_cannot_be_taken_back() {
+    let mut c = cache(4);
+    let (tokens, id) = (prompt(16, 1), SeqId(1));
+    c.grow(id, 16).unwrap();
+    c.may_rewind(id, 1);
+    step(&mut c, &[range(1, 0, 9)], &tokens, None);
+    assert_eq!(c.draft_room(), Some(0));
+    let error = c.rewind(id, 7).unwrap_err();
+    assert!(matches!(error, KvCacheError::StateAt { at: 9, start: 7, .. }), "{error}");
+    assert_eq!(c.draft_room(), Some(5));
+    // One that ends in the middle of a step gives its slots back too.
+    c.may_rewind(id, 10);
+    step(&mut c, &[range(1, 9, 3)], &tokens, None);
+    assert_eq!(c.draft_room(), Some(3));
+    c.release(id);
+    assert_eq!(c.draft_room(), Some(5));
 }

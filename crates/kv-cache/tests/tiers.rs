@@ -36,7 +36,7 @@ fn cache(codec: &str, exact: Option<Exact>) -> KvCache {
 }
 
 fn cold(dir: &Path, codec: &str, exact: Option<Exact>, hot: usize) -> KvCache {
-    let tier = Arc::new(DiskTier::open(dir, 1 << 30).unwrap());
+    let tier = Arc::new(DiskTier::open_alone(dir, 1 << 30).unwrap());
     cache(codec, exact).with_disk(tier, "model").with_hot_tokens(hot)
 }
 
@@ -194,4 +194,51 @@ fn a_lost_unit_is_its_sequences_alone() {
         }
     }
     panic!("it is lost again and again");
+}
+
+/// A disk that does not answer for a moment: when it does again, pages leave memory again.
+#[test]
+fn after_a_disk_has_failed_for_a_while_pages_leave_memory_again() {
+    let (codec, exact) = CACHES[0];
+    let (dir, tokens) = (tempfile::tempdir().unwrap(), prompt(7));
+    let mut cold = cold(dir.path(), codec, exact, 0);
+    let want = run(&mut cold, SeqId(1), &tokens, 2, |_| {});
+    let cooled = cold.usage().cold_blocks;
+    assert!(cooled > 0);
+    let away = |from: &str, to: &str| {
+        for file in fs::read_dir(dir.path()).unwrap() {
+            let path = file.unwrap().path();
+            if path.extension().is_some_and(|e| e == from) {
+                fs::rename(&path, path.with_extension(to)).unwrap();
+            }
+        }
+    };
+    // Directories in their places cannot be read.
+    away("kv", "away");
+    for file in fs::read_dir(dir.path()).unwrap() {
+        let path = file.unwrap().path();
+        if path.extension().is_some_and(|e| e == "away") {
+            fs::create_dir(path.with_extension("kv")).unwrap();
+        }
+    }
+    cold.release(SeqId(1));
+    cold.set_recall(SeqId(1), Some(Recall { pages: 2, prompt_tokens: PROMPT })).unwrap();
+    let found = cold.adopt(SeqId(1), &tokens[..PROMPT - 1]);
+    step(&mut cold, SeqId(1), &tokens[..PROMPT], found);
+    assert_eq!(cold.take_lost().len(), 1);
+    cold.release(SeqId(1));
+    for file in fs::read_dir(dir.path()).unwrap() {
+        let path = file.unwrap().path();
+        if path.is_dir() {
+            fs::remove_dir(path).unwrap();
+        }
+    }
+    away("away", "kv");
+    // Computed again, the pages are not trusted to the disk at once, and then they are.
+    let mut most = 0;
+    let got =
+        run(&mut cold, SeqId(1), &tokens, 2, |cache| most = most.max(cache.usage().cold_blocks));
+    assert!(got == want);
+    assert!(cold.take_lost().is_empty());
+    assert_eq!(cold.usage().cold_blocks, cooled, "{most}");
 }

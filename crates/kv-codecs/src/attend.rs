@@ -32,6 +32,45 @@ pub struct SeqSpan<'a> {
     pub blocks: &'a [BlockId],
     /// What is kept exactly of them; `None` reads codes only.
     pub exact: Option<ExactBlocks<'a>>,
+    /// What all query tokens see beside what their places let them see.
+    pub together: Option<Together>,
+}
+
+/// Tokens of a sequence that query tokens see, whichever come first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Together {
+    /// The first of them, where the window is no limit to it.
+    pub from: Option<usize>,
+    /// Tokens of the sequence up to the last of them. All are in the cache.
+    pub end: usize,
+}
+
+impl SeqSpan<'_> {
+    /// Tokens of the sequence of which its queries see some.
+    #[must_use]
+    pub fn tokens(&self) -> usize {
+        self.together.map_or(self.kv_len, |together| together.end.max(self.kv_len))
+    }
+}
+
+/// Tokens of a step that see each other, whichever come first: those of an image, or of a whole prompt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Mutual<'a> {
+    /// Ascending, and each of one sequence.
+    pub spans: &'a [MutualSpan],
+    /// Windows are no limit to them.
+    pub past_window: bool,
+}
+
+/// Consecutive tokens of a step that see each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MutualSpan {
+    /// Index in the step of the first of them.
+    pub start: u32,
+    /// Index in the step behind the last of them.
+    pub end: u32,
+    /// Tokens of the span that come before those of the step, and are in the cache.
+    pub before: u32,
 }
 
 /// What attention computes, beside the operands.
@@ -44,6 +83,8 @@ pub struct AttnParams<'a> {
     /// A token sees those of its own chunk of so many alone: a cache cuts its batches so, and codecs refuse what is
     /// not cut (Llama 4).
     pub chunk: Option<usize>,
+    /// Tokens that see each other: a cache cuts its batches so, and codecs refuse what is not cut.
+    pub mutual: Mutual<'a>,
     /// `cap * tanh(score / cap)` before the softmax.
     pub soft_cap: Option<f32>,
     /// Scores that join each query head's softmax and have no value.
@@ -62,6 +103,7 @@ impl AttnParams<'_> {
             scale,
             window: None,
             chunk: None,
+            mutual: Mutual { spans: &[], past_window: false },
             soft_cap: None,
             sinks: None,
             value_dim: None,
@@ -147,7 +189,7 @@ impl Floating<'_> {
     ) {
         let (size, all) = (self.geometry.block_tokens, kv_heads.len());
         let first = blocks.start * size;
-        let tokens = first..(blocks.end * size).min(piece.seq.kv_len);
+        let tokens = first..(blocks.end * size).min(piece.seq.tokens());
         let page = |place: usize| {
             let block = piece.seq.blocks[..end].get(place / all)?;
             self.reader.in_place(*block, kv_heads.start + place % all)
@@ -235,7 +277,7 @@ impl Heads for Floating<'_> {
             }
             // Blocks are read whole but for the sequence's last, so that a row's sums are cut at
             // the same positions whatever else is in the step.
-            let tokens = step * size..(blocks.end * size).min(piece.seq.kv_len);
+            let tokens = step * size..(blocks.end * size).min(piece.seq.tokens());
             let at = |i: usize, kv_head| {
                 let block = piece.seq.blocks[..span.end].get(i)?;
                 self.reader.in_place(*block, kv_head)
@@ -252,7 +294,7 @@ impl Heads for Floating<'_> {
                 let mut pages = [(Floats::F32(&[]), Floats::F32(&[])); ROUNDED_STEP_BLOCKS];
                 let read = pages.iter_mut().zip(&mut *room).zip(blocks.clone());
                 for ((page, (k, v)), index) in read {
-                    let n = size.min(piece.seq.kv_len - index * size);
+                    let n = size.min(piece.seq.tokens() - index * size);
                     let block = piece.seq.blocks[index];
                     let reader = self.reader;
                     *page = (reader.k(block, kv_head, n, k), reader.v(block, kv_head, n, v));

@@ -1,7 +1,7 @@
 //! How a step's attention is shared out: tiles of query rows, KV heads, and spans of keys.
 
 use crate::{
-    AttnBatch, AttnParams, KvCodecError, KvGeometry, SeqSpan,
+    AttnBatch, AttnParams, KvCodecError, KvGeometry, SeqSpan, Together,
     side::{CodedHead, CodedScratch},
 };
 use std::{cell::RefCell, ops::Range};
@@ -14,8 +14,8 @@ use taper_tensor::{
     split_heads_at,
 };
 
-/// What [`AttnParams::chunk`] is refused with.
-pub(crate) const WHOLE: &str = "sequences that are cut at chunks";
+/// What [`AttnParams::chunk`] and [`AttnParams::mutual`] are refused with.
+pub(crate) const WHOLE: &str = "sequences that are cut at chunks and at tokens that see each other";
 /// Query rows that walk over the keys together: enough to reuse a widened block, few enough to
 /// stay in the first-level cache.
 pub(crate) const PIECE_ROWS: usize = 64;
@@ -60,7 +60,11 @@ impl Piece<'_> {
     /// Positions that a row sees.
     fn sees(&self, row: usize) -> Range<usize> {
         let end = self.first_end + row / self.group;
-        self.params.window.map_or(0, |w| end.saturating_sub(w))..end
+        let start = self.params.window.map_or(0, |w| end.saturating_sub(w));
+        match self.seq.together {
+            Some(Together { from, end: last }) => start.min(from.unwrap_or(start))..end.max(last),
+            None => start..end,
+        }
     }
 
     /// Positions that a row attends to among `tokens`, counted from the first of these.
@@ -217,7 +221,7 @@ fn check(
 ) -> Result<(usize, usize), KvCodecError> {
     let [t, heads, d] = q.dims();
     let shape = |expected| KvCodecError::Shape { expected, got: q.dims().to_vec() };
-    if params.chunk.is_some() {
+    if params.chunk.is_some() || !params.mutual.spans.is_empty() {
         return Err(shape(WHOLE));
     }
     if params.sinks.is_some_and(|sinks| sinks.scores().len() != heads) {
@@ -231,8 +235,8 @@ fn check(
     }
     for seq in &batch.seqs {
         let slots = seq.blocks.len() * geometry.block_tokens;
-        if seq.kv_len > slots || seq.q_len > seq.kv_len {
-            return Err(KvCodecError::Slot { slot: seq.kv_len.max(seq.q_len), slots });
+        if seq.tokens() > slots || seq.q_len > seq.kv_len {
+            return Err(KvCodecError::Slot { slot: seq.tokens().max(seq.q_len), slots });
         }
     }
     Ok((t, heads))

@@ -88,7 +88,7 @@ pub(crate) fn check(
             return Err(KvCodecError::Exact { tokens: exact.tokens, block: g.block_tokens });
         }
         let first_query = seq.kv_len - seq.q_len;
-        for (index, start) in (0..seq.kv_len).step_by(g.block_tokens).enumerate() {
+        for (index, start) in (0..seq.tokens()).step_by(g.block_tokens).enumerate() {
             let page = exact.blocks.get(index).copied().flatten();
             let there = page.is_some_and(|page| (page.0 as usize) < exact_blocks);
             if exact.reads(first_query, start) && !there {

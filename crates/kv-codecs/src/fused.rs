@@ -161,7 +161,7 @@ impl Step<'_> {
     /// are cut at the same positions whatever else is in the batch.
     fn tokens(&self) -> Range<usize> {
         let size = self.pages.geometry.block_tokens;
-        self.blocks.start * size..(self.blocks.end * size).min(self.piece.seq.kv_len)
+        self.blocks.start * size..(self.blocks.end * size).min(self.piece.seq.tokens())
     }
 
     /// The part of the `i`th of some heads.

@@ -171,8 +171,11 @@ pub(crate) fn check_batch(
     room: usize,
 ) -> Result<usize, KvCodecError> {
     let shape_error = |expected| KvCodecError::Shape { expected, got: q.dims().to_vec() };
-    if params.chunk.is_some() {
+    if params.chunk.is_some() || !params.mutual.spans.is_empty() {
         return Err(shape_error(WHOLE));
+    }
+    if batch.seqs.iter().any(|seq| seq.together.is_some()) {
+        return Err(shape_error("tokens that see none after them, on a GPU"));
     }
     let &[t, heads, _] = q.dims() else { return Err(shape_error("q [t, heads, head_dim]")) };
     if heads == 0 || !heads.is_multiple_of(geometry.kv_heads) {

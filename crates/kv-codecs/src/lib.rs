@@ -31,7 +31,9 @@ mod turbo;
 pub use taper_base;
 pub use taper_tensor;
 
-pub use attend::{AttnBatch, AttnParams, BlockReader, SeqSpan, attend_blocks};
+pub use attend::{
+    AttnBatch, AttnParams, BlockReader, Mutual, MutualSpan, SeqSpan, Together, attend_blocks,
+};
 pub use codebook::Codebook;
 pub use codec::{
     BlockBytes, KvCodec, KvCodecError, KvGeometry, LayerPages, bits, f16, parse, parse_on,

@@ -128,7 +128,7 @@ fn softmax(q: &[f32], (k, v): (&[f32], &[f32]), heads: usize) -> Vec<f64> {
 fn attends_like(cache: &Cache, n: usize, rows: (&[f32], &[f32]), name: &str) {
     let q = noise(3 * 4 * G.head_dim, 9);
     let blocks: Vec<_> = (0..BLOCKS as u32).map(BlockId).collect();
-    let seqs = vec![SeqSpan { q_len: 3, kv_len: n, blocks: &blocks, exact: None }];
+    let seqs = vec![SeqSpan { q_len: 3, kv_len: n, blocks: &blocks, exact: None, together: None }];
     let params = AttnParams::new(0.1);
     let batch = AttnBatch { seqs };
     let q_rows = tensor(q.clone(), 4);
@@ -231,7 +231,7 @@ fn exact_rows_come_from_exact_rows_and_from_codes() {
         let q = noise(4 * G.head_dim, 9);
         let (blocks, places) = ([BlockId(2)], [Some(BlockId(3))]);
         let exact = Some(ExactBlocks { tokens, blocks: &places, skipped: 0 });
-        let seqs = vec![SeqSpan { q_len: 1, kv_len: 16, blocks: &blocks, exact }];
+        let seqs = vec![SeqSpan { q_len: 1, kv_len: 16, blocks: &blocks, exact, together: None }];
         let params = AttnParams::new(0.1);
         let (rows, batch) = (tensor(q.clone(), 4), AttnBatch { seqs });
         let got = cache.codec.attend(G, &rows, &cache.pages, &batch, &params).unwrap();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use taper_base::BlockId;
 use taper_kv_codecs::{
     Arithmetic, AttnBatch, AttnParams, Exact, ExactBlocks, KvCodec, KvCodecError, KvGeometry,
-    LayerPages, SeqSpan, parse,
+    LayerPages, Mutual, MutualSpan, SeqSpan, Together, parse,
 };
 use taper_tensor::{Sinks, Tensor};
 
@@ -91,8 +91,15 @@ impl Case {
 
     fn attend(&self, q: &Tensor, kv_len: usize, params: &AttnParams<'_>) -> Vec<f32> {
         let q_len = q.dims()[0];
-        let batch =
-            AttnBatch { seqs: vec![SeqSpan { q_len, kv_len, blocks: &self.blocks, exact: None }] };
+        let batch = AttnBatch {
+            seqs: vec![SeqSpan {
+                q_len,
+                kv_len,
+                blocks: &self.blocks,
+                exact: None,
+                together: None,
+            }],
+        };
         let out = self.codec.attend(self.geometry, q, &self.pages, &batch, params).unwrap();
         out.to_vec().unwrap()
     }
@@ -236,6 +243,53 @@ fn a_row_over_many_blocks_is_the_same_alone_and_in_company() {
     }
 }
 
+/// A token that sees tokens after it gives the bits of the last of them with its query.
+#[test]
+fn a_row_that_sees_tokens_after_it_is_one_further_back() {
+    let (q_len, kv_len, end, d) = (20, 60, 90, 32);
+    let geometry = KvGeometry { kv_heads: 2, head_dim: d, block_tokens: 16 };
+    for (name, ..) in CODECS {
+        let case = Case::new(name, geometry, 150, 11);
+        let q = tensor(q_len, 4, d, 12);
+        // A window, where tokens that see each other begin, and how far back a token sees then.
+        let far: &dyn Fn(usize) -> usize = &|_| end;
+        let near: &dyn Fn(usize) -> usize = &|at| end - (at - 29);
+        let inside: &dyn Fn(usize) -> usize = &|at| end - (at - 9);
+        let all: &dyn Fn(usize) -> usize = &|_| end - 40;
+        for (window, from, sees) in [
+            (None, None, far),
+            (None, Some(40), far),
+            (Some(30), Some(40), near),
+            (Some(10), None, inside),
+            (Some(1), Some(40), all),
+        ] {
+            for arithmetic in [Arithmetic::Exact, Arithmetic::Rounded] {
+                let params = AttnParams { window, arithmetic, ..AttnParams::new(0.2) };
+                let together = Some(Together { from, end });
+                let span = SeqSpan { q_len, kv_len, blocks: &case.blocks, exact: None, together };
+                let batch = AttnBatch { seqs: vec![span] };
+                let got = case.codec.attend(geometry, &q, &case.pages, &batch, &params).unwrap();
+                let got = values(&got);
+                for (row, got) in got.chunks_exact(4 * d).enumerate() {
+                    let window = Some(sees(kv_len - q_len + row));
+                    let params = AttnParams { window, ..params };
+                    let alone = case.attend(&q.entries(row..row + 1).unwrap(), end, &params);
+                    assert_eq!(alone, got, "{name}, {window:?}, row {row}");
+                }
+            }
+        }
+        let spans = [MutualSpan { start: 0, end: 2, before: 0 }];
+        let mutual = Mutual { spans: &spans, past_window: false };
+        let params = AttnParams { mutual, ..AttnParams::new(0.2) };
+        let together = Some(Together { from: None, end: 1000 });
+        for (params, together) in [(params, None), (AttnParams::new(0.2), together)] {
+            let span = SeqSpan { q_len, kv_len, blocks: &case.blocks, exact: None, together };
+            let batch = AttnBatch { seqs: vec![span] };
+            assert!(case.codec.attend(geometry, &q, &case.pages, &batch, &params).is_err());
+        }
+    }
+}
+
 #[test]
 fn what_does_not_fit_is_refused() {
     let geometry = KvGeometry { kv_heads: 2, head_dim: 8, block_tokens: 4 };
@@ -243,7 +297,8 @@ fn what_does_not_fit_is_refused() {
         let mut case = Case::new(name, geometry, 9, 1);
         let params = AttnParams::new(1.0);
         let attend = |q: &Tensor, kv_len, blocks: &[BlockId]| {
-            let seqs = vec![SeqSpan { q_len: q.dims()[0], kv_len, blocks, exact: None }];
+            let seqs =
+                vec![SeqSpan { q_len: q.dims()[0], kv_len, blocks, exact: None, together: None }];
             case.codec.attend(geometry, q, &case.pages, &AttnBatch { seqs }, &params)
         };
         let q = tensor(1, 4, 8, 3);
@@ -255,7 +310,13 @@ fn what_does_not_fit_is_refused() {
         assert!(shape(attend(&tensor(1, 3, 8, 3), 9, &case.blocks)), "heads");
         let three = Sinks::new(vec![0.0; 3]);
         let sinks = AttnParams { sinks: Some(&three), ..params };
-        let seqs = vec![SeqSpan { q_len: 1, kv_len: 9, blocks: &case.blocks, exact: None }];
+        let seqs = vec![SeqSpan {
+            q_len: 1,
+            kv_len: 9,
+            blocks: &case.blocks,
+            exact: None,
+            together: None,
+        }];
         let got = case.codec.attend(geometry, &q, &case.pages, &AttnBatch { seqs }, &sinks);
         assert!(shape(got), "sinks");
         assert!(shape(attend(&tensor(1, 4, 16, 3), 9, &case.blocks)), "head_dim");
@@ -308,7 +369,8 @@ fn exact_blocks_take_the_place_of_codes() {
         case.codec.encode_exact(geometry, &case.k, &case.v, &at, &mut case.pages).unwrap();
         let attend = |q: &Tensor, kv_len, places: &[Option<BlockId>]| {
             let exact = Some(ExactBlocks { tokens, blocks: places, skipped: 0 });
-            let span = SeqSpan { q_len: q.dims()[0], kv_len, blocks: &case.blocks, exact };
+            let span =
+                SeqSpan { q_len: q.dims()[0], kv_len, blocks: &case.blocks, exact, together: None };
             let batch = AttnBatch { seqs: vec![span] };
             case.codec.attend(geometry, q, &case.pages, &batch, &params).map(|x| values(&x))
         };

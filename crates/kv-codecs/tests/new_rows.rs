@@ -40,7 +40,13 @@ impl Step {
             positions.extend((start..start + len).map(|i| i as u32));
             let blocks: Vec<_> = blocks.iter().map(|&b| BlockId(b)).collect();
             let blocks = blocks.leak();
-            spans.push(SeqSpan { q_len: len, kv_len: start + len, blocks, exact: None });
+            spans.push(SeqSpan {
+                q_len: len,
+                kv_len: start + len,
+                blocks,
+                exact: None,
+                together: None,
+            });
         }
         Self { batch: AttnBatch { seqs: spans }, slots, positions }
     }

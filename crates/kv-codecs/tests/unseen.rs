@@ -96,7 +96,13 @@ impl Cache {
         let width = HEADS * G.head_dim;
         let exact = self.exact.as_deref();
         let exact = exact.map(|blocks| ExactBlocks { tokens: EXACT, blocks, skipped: 0 });
-        let span = SeqSpan { q_len: at.len(), kv_len: at.end, blocks: &self.blocks, exact };
+        let span = SeqSpan {
+            q_len: at.len(),
+            kv_len: at.end,
+            blocks: &self.blocks,
+            exact,
+            together: None,
+        };
         let batch = AttnBatch { seqs: vec![span] };
         let q = rows(&q[at.start * width..at.end * width], HEADS);
         let out = self.codec.attend(G, &q, &self.pages, &batch, params).unwrap();

@@ -1,8 +1,8 @@
 //! The decoder-only transformer that the families share.
 
 use crate::{
-    Adapter, AdapterTargets, Batch, LoadOptions, Model, ModelError, ModelInfo, StateSession,
-    StepImages,
+    Adapter, AdapterTargets, Batch, DraftHead, LoadOptions, Model, ModelError, ModelInfo,
+    StateSession, StepImages,
     feed_forward::size,
     layer::Layer,
     mixers::{StateIds, Step},
@@ -13,6 +13,8 @@ use crate::{
     streaming::{StreamedExperts, Streams as ExpertStreams},
     streams::Streams,
 };
+use std::{borrow::Cow, sync::Arc};
+use taper_base::TokenId;
 use taper_kv_cache::KvHeads;
 use taper_tensor::{
     ChangedRows, Embedding, Linear, Pass, Phase, RmsNorm, RopeAngles, RopeTable, Tensor, ops,
@@ -42,6 +44,7 @@ pub(crate) struct Decoder {
     head: Linear,
     targets: AdapterTargets,
     experts: Option<StreamedExperts>,
+    draft_head: Option<Arc<DraftHead>>,
 }
 
 impl Decoder {
@@ -66,6 +69,16 @@ impl Decoder {
         let maps = model.layers.iter().flat_map(Layer::maps);
         let place = (names, model.spec.top, model.spec.layers.len());
         model.targets = AdapterTargets::new(maps, &model.head, place, options);
+        if options.draft_head {
+            let shared = (&model.embed, &model.head);
+            let source = (weights.streamed(None), names.decoder.as_str());
+            if let Some(head) = DraftHead::load(&model, shared, source, options)? {
+                model.info.parameters += head.info().parameters;
+                model.info.weight_bytes += head.info().weight_bytes;
+                model.info.draft_heads = Some(head.kept());
+                model.draft_head = Some(Arc::new(head));
+            }
+        }
         if let Some((own, streams)) = streams {
             let (experts, bytes) = streams.open(own, options, model.info.weight_bytes)?;
             model.info.weight_bytes += bytes;
@@ -149,6 +162,7 @@ impl Decoder {
         Ok(Self {
             targets,
             experts: None,
+            draft_head: None,
             info,
             spec,
             embed,
@@ -191,12 +205,25 @@ impl Decoder {
         if !batch.images.rows.is_empty() {
             x = batch.images.put(x)?;
         }
-        let inputs = self.per_layer.as_ref().map(|own| own.inputs(batch.tokens, &x, phase));
+        let own = self.per_layer.as_ref();
+        let inputs = own.map(|own| own.inputs(&self.own_tokens(batch), &x, phase));
         let inputs = inputs.transpose()?;
         if let Some(streams) = &self.streams {
             x = streams.begin(&x, phase)?;
         }
         Ok(Begun { x, ropes, inputs })
+    }
+
+    /// Tokens whose embeddings of each layer's own are read: an image's have those of the padding.
+    fn own_tokens<'b>(&self, batch: &Batch<'b>) -> Cow<'b, [TokenId]> {
+        if batch.images.rows.is_empty() {
+            return Cow::Borrowed(batch.tokens);
+        }
+        let mut tokens = batch.tokens.to_vec();
+        for row in batch.images.rows {
+            tokens[row.token as usize] = self.spec.padding;
+        }
+        Cow::Owned(tokens)
     }
 
     /// What the head reads of the last layer's rows.
@@ -209,14 +236,24 @@ impl Decoder {
 
     /// Logits of rows that [`Self::end`] gives.
     pub(crate) fn logits(&self, x: &Tensor, pass: Pass<'_>) -> Result<Tensor, ModelError> {
-        let mut logits = self.head.forward_few(x, pass)?;
-        if let Some(scale) = self.spec.logit_scale {
-            logits = ops::scale(&logits, scale)?;
-        }
-        match self.spec.logit_soft_cap {
-            Some(cap) => Ok(ops::soft_cap(&logits, cap)?),
-            None => Ok(logits),
-        }
+        logits(&self.spec, &self.head, x, pass)
+    }
+}
+
+/// What an output projection makes of rows.
+pub(crate) fn logits(
+    spec: &Spec,
+    head: &Linear,
+    x: &Tensor,
+    pass: Pass<'_>,
+) -> Result<Tensor, ModelError> {
+    let mut logits = head.forward_few(x, pass)?;
+    if let Some(scale) = spec.logit_scale {
+        logits = ops::scale(&logits, scale)?;
+    }
+    match spec.logit_soft_cap {
+        Some(cap) => Ok(ops::soft_cap(&logits, cap)?),
+        None => Ok(logits),
     }
 }
 
@@ -260,6 +297,7 @@ impl Decoder {
             inputs,
             rows: None,
             positions,
+            mutual: batch.images.mutual,
             pass,
             kept: kept_pass,
             whole: true,
@@ -311,6 +349,23 @@ impl Model for Decoder {
         let pass = Pass { phase: self.info.phase(batch.phase), changes: changes.as_ref() };
         self.logits(&self.hidden(batch, state)?, pass)
     }
+
+    fn draft_head(&self) -> Option<&Arc<DraftHead>> {
+        self.draft_head.as_ref()
+    }
+
+    fn forward_hidden(
+        &self,
+        batch: &Batch<'_>,
+        state: &mut dyn StateSession,
+    ) -> Result<[Tensor; 2], ModelError> {
+        let changes = changes(batch)?.map(|changes| changes.take(batch.logits_at));
+        let pass = Pass { phase: self.info.phase(batch.phase), changes: changes.as_ref() };
+        let every: Vec<u32> = (0u32..).take(batch.tokens.len()).collect();
+        let hidden = self.hidden(&Batch { logits_at: &every, ..*batch }, state)?;
+        let logits = self.logits(&ops::take_rows(&hidden, batch.logits_at)?, pass)?;
+        Ok([logits, hidden])
+    }
 }
 
 /// Which rows of a step go through which adapters; `None` where none does.
@@ -324,7 +379,7 @@ fn changes<'a>(batch: &Batch<'a>) -> Result<Option<ChangedRows<'a>>, ModelError>
 }
 
 /// Angles of a step's tokens, of each of the model's tables.
-fn angles(spec: &Spec, positions: &[u32], axes: &[[u32; 3]]) -> Vec<RopeAngles> {
+pub(crate) fn angles(spec: &Spec, positions: &[u32], axes: &[[u32; 3]]) -> Vec<RopeAngles> {
     let of = |table: &RopeTable| match axes {
         [] => table.angles(positions),
         axes => table.angles_of_axes(axes),
@@ -423,6 +478,8 @@ fn info(spec: &Spec, embed: &Embedding, head: &Linear) -> ModelInfo {
         parameters: (vocab * hidden) as u64 + parameters,
         weight_bytes: embed.bytes() + bytes,
         prefill_apart: false,
+        draft_heads: None,
         images: spec.images,
+        ahead: spec.ahead,
     }
 }

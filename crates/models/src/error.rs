@@ -106,6 +106,12 @@ pub enum ModelError {
         /// The family.
         family: &'static str,
     },
+    /// Hidden states of a model that has no head to read them.
+    #[error("{family} gives no hidden states: no head that drafts was loaded")]
+    NoHidden {
+        /// The family.
+        family: &'static str,
+    },
     /// A batch that does not hold together.
     #[error("batch: {what}: expected {expected}, got {got}")]
     Batch {

@@ -2,6 +2,7 @@
 
 use crate::ModelError;
 use taper_base::EncodedImage;
+use taper_kv_codecs::MutualSpan;
 use taper_tensor::{Tensor, ops};
 
 /// How a model counts the positions of an image's tokens.
@@ -13,6 +14,17 @@ pub enum ImagePositions {
     Axes,
 }
 
+/// Which tokens of prompts see tokens after them, too.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ahead {
+    /// Tokens of an image see each other, also beyond windows (Gemma 3).
+    Images,
+    /// Tokens of an image see each other in layers with a window, as far back as it goes (Gemma 4).
+    ImagesInWindows,
+    /// All tokens of a prompt see each other (PaliGemma, arXiv 2407.07726).
+    Prompts,
+}
+
 /// What images bring to a step; nothing in a step of text.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct StepImages<'a> {
@@ -20,6 +32,9 @@ pub struct StepImages<'a> {
     pub axes: &'a [[u32; 3]],
     /// Tokens that stand for rows of images, ascending.
     pub rows: &'a [ImageRow<'a>],
+    /// Tokens that see each other, ascending and apart, of models with an [`Ahead`]. A span ends in the step in which
+    /// it is computed; what of it was in the cache is [`MutualSpan::before`].
+    pub mutual: &'a [MutualSpan],
 }
 
 /// A token that stands for a row of an image.
@@ -55,6 +70,14 @@ impl StepImages<'_> {
                 return bad("tokens of images, ascending, below", tokens, last.token as usize);
             }
             _ => {}
+        }
+        let mut behind = 0;
+        for span in self.mutual {
+            if span.start < behind || span.end <= span.start || span.end as usize > tokens {
+                let got = span.end as usize;
+                return bad("tokens that see each other, ascending, below", tokens, got);
+            }
+            behind = span.end;
         }
         for own in self.rows {
             let all = std::iter::once(&own.image.rows).chain(&own.image.deep);
@@ -139,7 +162,7 @@ mod tests {
         let image = image(2, 1);
         let row = |token, row| ImageRow { token, image: &image, row };
         let rows = [row(1, 0), row(3, 1)];
-        let images = StepImages { axes: &[], rows: &rows };
+        let images = StepImages { rows: &rows, ..StepImages::default() };
         images.check(4, 2).unwrap();
         assert_eq!(images.depth(), 1);
         let x = || Tensor::from_vec(vec![-0.0; 8], &[4, 2]).unwrap();
@@ -159,8 +182,16 @@ mod tests {
         let image = image(2, 1);
         let row = |token, row| ImageRow { token, image: &image, row };
         let refused = |axes: &[[u32; 3]], rows: &[ImageRow<'_>]| {
-            matches!(StepImages { axes, rows }.check(3, 2), Err(ModelError::Batch { .. }))
+            let images = StepImages { axes, rows, mutual: &[] };
+            matches!(images.check(3, 2), Err(ModelError::Batch { .. }))
         };
+        let span = |start, end| MutualSpan { start, end, before: 0 };
+        let spans = |mutual: &[MutualSpan]| {
+            let images = StepImages { mutual, ..StepImages::default() };
+            matches!(images.check(3, 2), Err(ModelError::Batch { .. }))
+        };
+        assert!(!spans(&[span(0, 1), span(1, 3)]));
+        assert!(spans(&[span(0, 2), span(1, 3)]) && spans(&[span(2, 4)]) && spans(&[span(1, 1)]));
         assert!(!refused(&[[0; 3]; 3], &[row(0, 0), row(2, 1)]));
         assert!(refused(&[[0; 3]; 2], &[]));
         assert!(refused(&[], &[row(3, 0)]));

@@ -177,6 +177,7 @@ impl Layerwise {
             inputs: begun.inputs.as_ref(),
             rows: None,
             positions,
+            mutual: &[],
             pass: PASS,
             kept: PASS,
             whole: true,

@@ -1,10 +1,10 @@
 //! The model seam.
 
 use crate::{
-    Adapter, AdapterTargets, ExpertStreaming, ImagePositions, ModelError, StateSession, StepImages,
-    StreamedExperts,
+    Adapter, AdapterTargets, Ahead, DraftHead, ExpertStreaming, ImagePositions, ModelError,
+    StateSession, StepImages, StreamedExperts,
 };
-use std::fmt;
+use std::{fmt, sync::Arc};
 use taper_base::{Phase, TokenId};
 use taper_kv_cache::{KvConfig, KvHeads, KvScheme, RecurrentConfig};
 use taper_kv_codecs::KvGeometry;
@@ -40,6 +40,26 @@ pub trait Model: Send + Sync + fmt::Debug {
     /// Experts that are streamed; `None` where all are in memory.
     fn experts(&self) -> Option<StreamedExperts> {
         None
+    }
+
+    /// The head that drafts from hidden states, where the checkpoint has one and [`LoadOptions::draft_head`] asks for it.
+    fn draft_head(&self) -> Option<&Arc<DraftHead>> {
+        None
+    }
+
+    /// Runs a step as [`Self::forward`] does, for a head that drafts.
+    ///
+    /// # Shapes
+    /// Returns logits `[logits_at.len(), vocab]`, and what the output projection reads of every token `[t, hidden]`.
+    ///
+    /// # Errors
+    /// As [`Self::forward`]; [`ModelError::NoHidden`] of a model without such a head.
+    fn forward_hidden(
+        &self,
+        _batch: &Batch<'_>,
+        _kv: &mut dyn StateSession,
+    ) -> Result<[Tensor; 2], ModelError> {
+        Err(ModelError::NoHidden { family: self.info().family })
     }
 
     /// Runs a step.
@@ -85,8 +105,12 @@ pub struct ModelInfo {
     /// Tokens of prompts are computed in another arithmetic than those that follow, in batches of
     /// their own.
     pub prefill_apart: bool,
+    /// What a cache keeps for the head that drafts, of a model that was loaded with one.
+    pub draft_heads: Option<KvHeads>,
     /// How images count; `None` of a model that takes none.
     pub images: Option<ImagePositions>,
+    /// Which tokens of prompts see tokens after them; `None` of a model where none do. Steps must not end among them.
+    pub ahead: Option<Ahead>,
 }
 
 impl ModelInfo {
@@ -116,7 +140,7 @@ impl ModelInfo {
     #[must_use]
     pub fn states(&self, slots: usize, interval: usize) -> Option<RecurrentConfig> {
         let layers = self.recurrent.clone();
-        (!layers.is_empty()).then_some(RecurrentConfig { layers, slots, interval })
+        (!layers.is_empty()).then_some(RecurrentConfig { layers, slots, draft_slots: 0, interval })
     }
 }
 
@@ -134,6 +158,8 @@ pub struct LoadOptions<'a> {
     pub experts: Option<&'a ExpertStreaming>,
     /// Experts that a token goes through, fewer than the model was trained with; `None` is as many.
     pub moe_top_k: Option<usize>,
+    /// The head of the checkpoint that drafts tokens is loaded too, where there is one.
+    pub draft_head: bool,
 }
 
 impl LoadOptions<'static> {
@@ -144,6 +170,7 @@ impl LoadOptions<'static> {
         gpu: None,
         experts: None,
         moe_top_k: None,
+        draft_head: false,
     };
 }
 

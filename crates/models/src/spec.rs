@@ -1,7 +1,7 @@
 //! What makes one model differ from another, as config.json says it.
 
 use crate::{
-    ImagePositions, ModelError,
+    Ahead, ImagePositions, ModelError,
     experts::ExpertSpec,
     mixers::{BesideSpec, DeltaSpec, GriffinSpec, Mamba2Spec, MambaSpec, ShortConvSpec},
     norms::{LayerNorms, NormKind},
@@ -94,6 +94,10 @@ pub(crate) struct Spec {
     pub(crate) ropes: Vec<RopeTable>,
     /// How images in prompts count; `None` of a model that takes none.
     pub(crate) images: Option<ImagePositions>,
+    /// The token whose embeddings of each layer's own images have.
+    pub(crate) padding: u32,
+    /// Which tokens of prompts see tokens after them.
+    pub(crate) ahead: Option<Ahead>,
     pub(crate) layers: Vec<LayerSpec>,
 }
 

@@ -186,10 +186,11 @@ impl Streams {
         let make = move |key, record: &_| shapes.expert(key, precision, record);
         let store = ExpertStore::new(disk, make, config)?;
         let uses = own.pack.as_ref().filter(|_| own.remembers).map(|dir| dir.join(Uses::FILE));
-        if let Some(path) = &uses
-            && let Some(uses) = Uses::read(path, &experts)?
-        {
-            store.warm_up(&uses);
+        // Without them the first steps read more, and no more than that.
+        match uses.as_ref().map(|path| Uses::read(path, &experts)) {
+            Some(Ok(Some(uses))) => store.warm_up(&uses),
+            Some(Err(error)) => tracing::warn!(%error, "which experts were used most is not known"),
+            Some(Ok(None)) | None => {}
         }
         let taken = store.stats().slots * store.stats().slot_bytes;
         let saved = AtomicU64::new(0);

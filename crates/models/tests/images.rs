@@ -4,12 +4,14 @@
 use safetensors::SafeTensors;
 use std::{
     fs,
+    ops::Range,
     path::{Path, PathBuf},
 };
 use taper_base::{EncodedImage, SeqId, TokenId};
 use taper_kv_cache::{KvCache, KvConfig, SeqRange};
+use taper_kv_codecs::MutualSpan;
 use taper_models::{
-    Batch, ImagePositions, ImageRow, LoadOptions, Model, ModelError, StepImages, load,
+    Ahead, Batch, ImagePositions, ImageRow, LoadOptions, Model, ModelError, StepImages, load,
 };
 use taper_weights::Checkpoint;
 
@@ -81,10 +83,25 @@ impl Fixture {
     }
 }
 
+/// Tokens of the prompt that see each other.
+fn whole(model: &dyn Model, fixture: &Fixture) -> Vec<Range<usize>> {
+    let stands = |at: usize| fixture.prompt.get(at) == Some(&fixture.image_token);
+    let n = fixture.prompt.len();
+    match model.info().ahead {
+        None => Vec::new(),
+        Some(Ahead::Prompts) => std::iter::once(0..n).collect(),
+        Some(Ahead::Images | Ahead::ImagesInWindows) => {
+            let firsts = (0..n).filter(|&at| stands(at) && (at == 0 || !stands(at - 1)));
+            firsts.map(|from| from..(from..).find(|&at| !stands(at)).unwrap()).collect()
+        }
+    }
+}
+
 /// Sequences of one cache, each with the fixture's prompt and what follows.
 struct Run<'a> {
     model: &'a dyn Model,
     fixture: &'a Fixture,
+    whole: Vec<Range<usize>>,
     cache: KvCache,
 }
 
@@ -93,7 +110,14 @@ impl<'a> Run<'a> {
         let codec = taper_kv_codecs::parse("f32").unwrap();
         let mut config = model.info().cache(codec, KvConfig::BLOCK_TOKENS, 32);
         config.recurrent = model.info().states(4, 0);
-        Self { model, fixture, cache: KvCache::new(config) }
+        let whole = whole(model, fixture);
+        Self { model, fixture, whole, cache: KvCache::new(config) }
+    }
+
+    /// A place from this one on where a step may end.
+    fn cut(&self, at: usize) -> usize {
+        let inside = self.whole.iter().find(|tokens| tokens.start < at && at < tokens.end);
+        inside.map_or(at, |tokens| tokens.end)
     }
 
     /// Logits of tokens `start..end` of these sequences, one after the other, where `tokens` are all there are.
@@ -101,9 +125,16 @@ impl<'a> Run<'a> {
         let (fixture, info) = (self.fixture, self.model.info());
         let of_images = fixture.rows(info.hidden);
         let (mut batch, mut positions, mut axes) = (Vec::new(), Vec::new(), Vec::new());
-        let (mut rows, mut ranges) = (Vec::new(), Vec::new());
+        let (mut rows, mut ranges, mut mutual) = (Vec::new(), Vec::new(), Vec::new());
         let last = fixture.axes.iter().flatten().max().map_or(0, |last| last + 1);
         for &(seq, start, end) in parts {
+            for tokens in self.whole.iter().filter(|t| t.start < end && start < t.end) {
+                assert!(tokens.end <= end);
+                let place = |at: usize| (batch.len() + at - start) as u32;
+                let first = tokens.start.max(start);
+                let before = (first - tokens.start) as u32;
+                mutual.push(MutualSpan { start: place(first), end: place(tokens.end), before });
+            }
             for (at, &token) in tokens.iter().enumerate().take(end).skip(start) {
                 if let Some(&Some((image, row))) = of_images.get(at) {
                     let image = &fixture.images[image];
@@ -121,7 +152,7 @@ impl<'a> Run<'a> {
             axes.clear();
         }
         let logits_at: Vec<u32> = (0..batch.len() as u32).collect();
-        let images = StepImages { axes: &axes, rows: &rows };
+        let images = StepImages { axes: &axes, rows: &rows, mutual: &mutual };
         let batch = Batch {
             tokens: &batch,
             positions: &positions,
@@ -171,18 +202,33 @@ fn logits_are_those_of_transformers_and_do_not_depend_on_cuts_or_company() {
         println!("{name}: {off:e} of the range");
         for len in [1, 5, 7, 16] {
             let mut run = Run::new(&*model, &fixture);
-            let parts = (0..n).step_by(len).map(|start| (1, start, n.min(start + len)));
-            let cut: Vec<_> = parts.flat_map(|part| run.step(&fixture.prompt, &[part])).collect();
+            let (mut cut, mut start) = (Vec::new(), 0);
+            while start < n {
+                let end = run.cut(n.min(start + len));
+                cut.extend(run.step(&fixture.prompt, &[(1, start, end)]));
+                start = end;
+            }
             assert_eq!(cut, whole, "{name}: steps of {len}");
         }
-        // Two more, of which one is in the middle of its first image.
+        // What sees itself may have come to the cache in part.
         let mut run = Run::new(&*model, &fixture);
-        run.step(&fixture.prompt, &[(2, 0, n / 3)]);
-        let parts = [(1, 0, n), (2, n / 3, n), (3, 0, 2)];
+        run.step(&fixture.prompt, &[(1, 0, n)]);
+        for tokens in run.whole.clone() {
+            let middle = tokens.start.midpoint(tokens.end);
+            let rest = run.step(&fixture.prompt, &[(1, middle, n)]);
+            assert_eq!(rest, whole[middle..], "{name}: from the middle of {tokens:?}");
+        }
+        // Two more, of which one is in the middle of its first image, where it may be.
+        let mut run = Run::new(&*model, &fixture);
+        let (some, few) = (run.cut(n / 3), run.cut(2));
+        run.step(&fixture.prompt, &[(2, 0, some)]);
+        let parts = [(1, 0, n), (2, some.min(n - 1), n), (3, 0, few)];
         let beside = run.step(&fixture.prompt, &parts);
-        assert_eq!(beside[..n], whole, "{name}");
-        assert_eq!(beside[n..2 * n - n / 3], whole[n / 3..], "{name}");
-        assert_eq!(beside[2 * n - n / 3..], whole[..2], "{name}");
+        let (first, rest) = beside.split_at(n);
+        assert_eq!(first, whole, "{name}");
+        let (second, third) = rest.split_at(n - some.min(n - 1));
+        assert_eq!(second, &whole[some.min(n - 1)..], "{name}");
+        assert_eq!(third, &whole[..few], "{name}");
     }
     assert!(taken > 0);
 }
@@ -214,7 +260,7 @@ fn a_model_of_text_refuses_images() {
     cache.grow(seq, 1).unwrap();
     let mut session = cache.session(&[SeqRange { seq, start: 0, len: 1 }]).unwrap();
     let rows = [ImageRow { token: 0, image: &image, row: 0 }];
-    let images = StepImages { axes: &[], rows: &rows };
+    let images = StepImages { rows: &rows, ..StepImages::default() };
     let batch = Batch { tokens: &[1], positions: &[0], images, ..Batch::default() };
     let refused = model.forward(&batch, &mut session);
     assert!(matches!(refused, Err(ModelError::NoImages { .. })));

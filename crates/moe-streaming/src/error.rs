@@ -1,7 +1,7 @@
 //! What can go wrong with experts on a disk.
 
 use crate::ExpertKey;
-use std::{io, path::PathBuf};
+use std::{io, path::PathBuf, time::Duration};
 
 /// Why an expert, or a pack of experts, cannot be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -82,6 +82,12 @@ pub enum ExpertError {
     Panicked {
         /// Who was read.
         key: ExpertKey,
+    },
+    /// A disk that hangs.
+    #[error("the disk of the experts has read nothing for {} seconds", after.as_secs())]
+    Silent {
+        /// How long it was waited for.
+        after: Duration,
     },
     /// An expert that does not exist.
     #[error("{key} is not there")]

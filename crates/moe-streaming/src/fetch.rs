@@ -97,7 +97,7 @@ impl<'a, T> Fetch<'a, T> {
     /// leave no room for others.
     ///
     /// # Errors
-    /// An expert cannot be read, or there is no room for it.
+    /// An expert cannot be read, the disk does not answer, or there is no room for it.
     #[expect(clippy::should_implement_trait, reason = "an iterator would go on after an error")]
     pub fn next(&mut self) -> Result<Option<(u32, Arc<T>)>, ExpertError> {
         self.submit();
@@ -114,7 +114,7 @@ impl<'a, T> Fetch<'a, T> {
         let done = self.store.readers.wait(&self.flying);
         let nanos = u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX);
         add(&self.store.counts.stall_nanos, nanos);
-        let Some(done) = done else {
+        let Some(done) = done? else {
             return Err(ExpertError::NoSlot { slots: self.inner.bank.slots() });
         };
         let key = done.key;

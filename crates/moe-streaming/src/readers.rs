@@ -10,6 +10,7 @@ use std::{
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     thread::{self, JoinHandle},
+    time::{Duration, Instant},
 };
 use taper_cpu::AlignedBytes;
 
@@ -37,7 +38,12 @@ pub(crate) struct Done {
 pub(crate) struct Readers {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
+    /// A disk that ends no read for so long is not waited for.
+    deadline: Duration,
 }
+
+/// Closing waits so long for reads.
+const CLOSE_WITHIN: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
 struct Shared {
@@ -56,12 +62,18 @@ struct State {
     queues: [VecDeque<(ExpertKey, AlignedBytes)>; 3],
     reading: HashMap<ExpertKey, Priority>,
     done: Vec<Done>,
+    /// Reads that have ended so far.
+    ended: u64,
     closed: bool,
 }
 
 impl Readers {
-    /// So many threads over a disk.
-    pub(crate) fn new(disk: Arc<dyn ExpertDisk>, threads: usize) -> io::Result<Self> {
+    /// So many threads over a disk, which is waited for until it has ended no read for `deadline`.
+    pub(crate) fn new(
+        disk: Arc<dyn ExpertDisk>,
+        threads: usize,
+        deadline: Duration,
+    ) -> io::Result<Self> {
         let shared = Arc::new(Shared {
             disk,
             state: Mutex::default(),
@@ -70,7 +82,7 @@ impl Readers {
             bytes: AtomicU64::new(0),
             retries: AtomicU64::new(0),
         });
-        let mut pool = Self { shared, threads: Vec::new() };
+        let mut pool = Self { shared, threads: Vec::new(), deadline };
         for i in 0..threads.max(1) {
             let shared = Arc::clone(&pool.shared);
             let builder = thread::Builder::new().name(format!("experts-{i}"));
@@ -165,28 +177,48 @@ impl Readers {
     }
 
     /// Waits for the first of some reads to end; `None` where none of them is on its way.
-    pub(crate) fn wait(&self, keys: &HashSet<ExpertKey>) -> Option<Done> {
+    ///
+    /// # Errors
+    /// [`ExpertError::Silent`].
+    pub(crate) fn wait(&self, keys: &HashSet<ExpertKey>) -> Result<Option<Done>, ExpertError> {
         let mut state = self.shared.lock();
+        let (mut ended, mut since) = (state.ended, Instant::now());
         loop {
             if let Some(at) = state.done.iter().position(|done| keys.contains(&done.key)) {
-                return Some(state.done.remove(at));
+                return Ok(Some(state.done.remove(at)));
             }
             let queued = state.queues.iter().flatten().map(|(key, _)| key);
             if !queued.chain(state.reading.keys()).any(|key| keys.contains(key)) {
-                return None;
+                return Ok(None);
             }
-            state = self.shared.ended.wait(state).unwrap_or_else(PoisonError::into_inner);
+            if state.ended != ended {
+                (ended, since) = (state.ended, Instant::now());
+            }
+            let left = self.deadline.saturating_sub(since.elapsed());
+            if left.is_zero() {
+                return Err(ExpertError::Silent { after: self.deadline });
+            }
+            let waited = self.shared.ended.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 }
 
+/// A read that hangs is left alone after some seconds: its thread ends with the process.
 impl Drop for Readers {
     fn drop(&mut self) {
         self.shared.lock().closed = true;
         self.shared.work.notify_all();
+        let (since, within) = (Instant::now(), self.deadline.min(CLOSE_WITHIN));
         for thread in self.threads.drain(..) {
-            // Its panic has been printed.
-            let _ = thread.join();
+            while !thread.is_finished() && since.elapsed() < within {
+                thread::sleep(Duration::from_millis(1));
+            }
+            match thread.is_finished() {
+                // Its panic has been printed.
+                true => drop(thread.join()),
+                false => tracing::error!("the disk of the experts does not answer"),
+            }
         }
     }
 }
@@ -202,6 +234,7 @@ impl Shared {
             let mut state = self.lock();
             let priority = state.reading.remove(&key).unwrap_or(Priority::Prefetch);
             state.done.push(Done { key, priority, memory, result });
+            state.ended += 1;
             drop(state);
             self.ended.notify_all();
         }

@@ -12,6 +12,8 @@ pub struct Touch {
     pub tokens: u32,
     /// Experts, each once, and their rows.
     pub experts: Vec<(u32, u32)>,
+    /// Experts that were expected before, those that were the most likely first; none where nobody asked.
+    pub expected: Vec<u32>,
 }
 
 /// Touches in the order in which they came.
@@ -39,12 +41,13 @@ impl Replay {
 }
 
 impl Trace {
-    /// A line a touch: layer, tokens, and `expert:rows` each.
+    /// A line a touch: layer, tokens, `expert:rows` each, and the numbers of those that were expected.
     #[must_use]
     pub fn to_text(&self) -> String {
         let line = |t: &Touch| {
-            let experts: Vec<_> = t.experts.iter().map(|(e, n)| format!("{e}:{n}")).collect();
-            format!("{} {} {}\n", t.layer, t.tokens, experts.join(" "))
+            let used = t.experts.iter().map(|(e, n)| format!("{e}:{n}"));
+            let words: Vec<_> = used.chain(t.expected.iter().map(u32::to_string)).collect();
+            format!("{} {} {}\n", t.layer, t.tokens, words.join(" "))
         };
         self.touches.iter().map(line).collect()
     }
@@ -55,14 +58,38 @@ impl Trace {
         let touch = |line: &str| {
             let mut words = line.split_ascii_whitespace();
             let (layer, tokens) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
-            let pair = |word: &str| {
-                let (expert, rows) = word.split_once(':')?;
-                Some((expert.parse().ok()?, rows.parse().ok()?))
-            };
-            Some(Touch { layer, tokens, experts: words.map(pair).collect::<Option<_>>()? })
+            let mut touch = Touch { layer, tokens, experts: Vec::new(), expected: Vec::new() };
+            for word in words {
+                match word.split_once(':') {
+                    Some((expert, rows)) => {
+                        touch.experts.push((expert.parse().ok()?, rows.parse().ok()?));
+                    }
+                    None => touch.expected.push(word.parse().ok()?),
+                }
+            }
+            Some(touch)
         };
         let touches = text.lines().map(touch).collect::<Option<_>>()?;
         Some(Self { touches })
+    }
+
+    /// Of the experts that were expected first, second and so on: the share that was used; and the share of used ones
+    /// that were expected so early. Of touches of one token before which there was an expectation.
+    #[must_use]
+    pub fn foresight(&self) -> Vec<(f64, f64)> {
+        let one = |t: &&Touch| t.tokens == 1 && !t.expected.is_empty();
+        let touches: Vec<_> = self.touches.iter().filter(one).collect();
+        let used: usize = touches.iter().map(|t| t.experts.len()).sum();
+        let ranks = touches.iter().map(|t| t.expected.len()).min().unwrap_or(0);
+        let mut all = 0;
+        (0..ranks)
+            .map(|rank| {
+                let right = |t: &&&Touch| t.experts.iter().any(|(e, _)| *e == t.expected[rank]);
+                let right = touches.iter().filter(right).count();
+                all += right;
+                (right as f64 / touches.len() as f64, all as f64 / used.max(1) as f64)
+            })
+            .collect()
     }
 
     /// Experts of each layer that the trace names.
@@ -148,6 +175,7 @@ mod tests {
             layer: 0,
             tokens: 1,
             experts: experts.iter().map(|&e| (e, 1)).collect(),
+            expected: Vec::new(),
         };
         Trace { touches: of.iter().map(touch).collect() }
     }
@@ -168,11 +196,22 @@ mod tests {
 
     #[test]
     fn traces_are_text() {
-        let trace = trace(&[&[1, 5], &[], &[2]]);
-        assert_eq!(trace.to_text(), "0 1 1:1 5:1\n0 1 \n0 1 2:1\n");
+        let mut trace = trace(&[&[1, 5], &[], &[2]]);
+        trace.touches[2].expected = vec![7, 2];
+        assert_eq!(trace.to_text(), "0 1 1:1 5:1\n0 1 \n0 1 2:1 7 2\n");
         assert_eq!(Trace::parse(&trace.to_text()), Some(trace));
         assert_eq!(Trace::parse("0 x"), None);
-        assert_eq!(Trace::parse("0 1 5"), None);
+        assert_eq!(Trace::parse("0 1 5:"), None);
+    }
+
+    #[test]
+    fn expectations_are_counted_by_rank() {
+        let mut trace = trace(&[&[1, 5], &[2, 3], &[4]]);
+        trace.touches[0].expected = vec![5, 9];
+        trace.touches[1].expected = vec![2, 3];
+        // Both first ones were right, one second one; of four that were used, two and three were named.
+        assert_eq!(trace.foresight(), [(1.0, 0.5), (0.5, 0.75)]);
+        assert!(Trace::default().foresight().is_empty());
     }
 
     proptest! {

@@ -26,6 +26,8 @@ const SHARE: f64 = 0.94;
 /// Below this share of it slots that were given up come back, so many a look.
 const SPARE_SHARE: f64 = 0.85;
 const REGAINED: usize = 8;
+/// How long a disk is waited for, one over a network included.
+const DEADLINE: Duration = Duration::from_secs(30);
 /// Touches that a trace keeps at most.
 const LONGEST_TRACE: usize = 1 << 20;
 
@@ -42,6 +44,8 @@ pub struct StoreConfig {
     pub floor: usize,
     /// Threads that read.
     pub readers: usize,
+    /// A disk that ends no read for so long does not answer: whoever waits for it gets an error.
+    pub deadline: Duration,
     /// Experts of the next layer that are prefetched at most; 0 prefetches none.
     pub prefetch: usize,
     /// Who leaves.
@@ -55,7 +59,7 @@ impl StoreConfig {
     #[must_use]
     pub fn new(bytes: u64, floor: usize) -> Self {
         let (policy, limits) = (Policy::default(), Limits::default());
-        Self { bytes, floor, readers: 4, prefetch: 0, policy, limits }
+        Self { bytes, floor, readers: 4, deadline: DEADLINE, prefetch: 0, policy, limits }
     }
 }
 
@@ -100,6 +104,8 @@ pub(crate) struct Inner<T> {
     pub(crate) bank: Bank<T>,
     pub(crate) ranks: Ranks,
     trace: Option<Trace>,
+    /// What was last expected of which layer, while a trace is kept.
+    expected: (u32, Vec<u32>),
     looked: Instant,
     /// Slots that there are where memory allows.
     most: usize,
@@ -139,13 +145,14 @@ impl<T> ExpertStore<T> {
                 slot_bytes,
             });
         }
-        let readers = Readers::new(Arc::clone(&disk), config.readers);
+        let readers = Readers::new(Arc::clone(&disk), config.readers, config.deadline);
         let readers = readers.map_err(|source| ExpertError::Threads { source })?;
         let counts = Counts { slots: AtomicU64::new(slots as u64), ..Counts::default() };
         let inner = Inner {
             bank: Bank::new(slot_bytes, slots, config.policy),
             ranks: Ranks::new(&experts),
             trace: None,
+            expected: (0, Vec::new()),
             looked: Instant::now(),
             most: slots,
         };
@@ -190,10 +197,14 @@ impl<T> ExpertStore<T> {
         layer: u32,
         experts: impl IntoIterator<Item = u32>,
     ) {
-        if self.prefetch == 0 || !self.readers.is_idle() {
+        let experts: Vec<_> = experts.into_iter().take(self.prefetch).collect();
+        if inner.trace.is_some() {
+            inner.expected = (layer, experts.clone());
+        }
+        if !self.readers.is_idle() {
             return;
         }
-        for expert in experts.into_iter().take(self.prefetch) {
+        for expert in experts {
             let key = ExpertKey { layer, expert };
             if inner.bank.has(key) || self.readers.has(key) {
                 continue;
@@ -234,7 +245,7 @@ impl<T> ExpertStore<T> {
     /// Bytes a second that the disk gives, of so many records that are read all over it. Nothing of them is kept.
     ///
     /// # Errors
-    /// A record cannot be read.
+    /// A record cannot be read, or the disk does not answer.
     pub fn measure(&self, records: usize) -> Result<f64, ExpertError> {
         let mut inner = self.lock();
         let layers = self.disk.experts();
@@ -252,7 +263,7 @@ impl<T> ExpertStore<T> {
             self.readers.submit(*key, AlignedBytes::pages(self.slot_bytes), Priority::Demand);
         }
         let mut failed = Ok(());
-        while let Some(done) = self.readers.wait(&keys) {
+        while let Some(done) = self.readers.wait(&keys)? {
             failed = failed.and(done.result);
         }
         inner.looked = Instant::now();
@@ -433,6 +444,8 @@ impl<T> Inner<T> {
             return;
         };
         let experts = wanted.iter().map(|w| (w.expert, w.rows)).collect();
-        trace.touches.push(Touch { layer, tokens, experts });
+        let (of, expected) = std::mem::take(&mut self.expected);
+        let expected = if of == layer { expected } else { Vec::new() };
+        trace.touches.push(Touch { layer, tokens, experts, expected });
     }
 }

@@ -34,9 +34,10 @@ impl Uses {
     /// # Errors
     /// They cannot be written.
     pub fn write(&self, path: &Path) -> Result<(), ExpertError> {
-        let part = path.with_extension("part");
         let io = |source| ExpertError::File { path: path.to_owned(), source };
         let text = serde_json::to_vec(self).map_err(|e| io(e.into()))?;
+        // Two servers on one pack write files of their own.
+        let part = path.with_extension(format!("{}.part", std::process::id()));
         fs::write(&part, text).and_then(|()| fs::rename(&part, path)).map_err(io)
     }
 }

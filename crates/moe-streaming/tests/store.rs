@@ -127,6 +127,29 @@ fn a_read_that_panics_is_an_error() {
     fetch(&store, 0, &[0, 1]).unwrap();
 }
 
+/// Steps that wait for a disk that hangs end with an error; others go on, and so does the expert once the disk does.
+#[test]
+fn a_disk_that_hangs_is_an_error() {
+    let (disk, deadline) = (disk(1, 8), Duration::from_millis(100));
+    let store = || {
+        let mut config = StoreConfig::new(5 * PAGE as u64, 4);
+        config.deadline = deadline;
+        ExpertStore::new(Arc::clone(&disk) as Arc<dyn ExpertDisk>, make, config).unwrap()
+    };
+    let silent = |error: ExpertError| {
+        assert!(matches!(error, ExpertError::Silent { after } if after == deadline), "{error}");
+    };
+    disk.trouble(key(0, 1), Trouble::Slow(Duration::from_millis(700)));
+    let first = store();
+    silent(fetch(&first, 0, &[0, 1]).unwrap_err());
+    fetch(&first, 0, &[0, 2]).unwrap();
+    until(|| fetch(&first, 0, &[0, 1]).is_ok());
+    // Nobody waits for its threads either.
+    disk.trouble(key(0, 1), Trouble::Slow(Duration::from_secs(3600)));
+    silent(fetch(&store(), 0, &[0, 1]).unwrap_err());
+    silent(store().measure(8).unwrap_err());
+}
+
 #[test]
 fn slow_experts_come_after_others_and_waiting_is_counted() {
     let disk = disk(1, 8);

@@ -36,6 +36,10 @@ pub struct ServerConfig {
     pub allowed_hosts: AllowedHosts,
     /// Longer bodies get 413; compressed ones count as what comes out.
     pub max_body_bytes: usize,
+    /// Longest file of sound, in bytes.
+    pub max_audio_bytes: usize,
+    /// Files that wait while another is transcribed.
+    pub max_waiting_audio: u32,
     /// How long the head of a request may take to come, and how long a connection may stay idle.
     pub header_timeout: Duration,
     /// How long a body may take to come; every 64 KiB of it add a second.
@@ -109,6 +113,8 @@ impl Default for ServerConfig {
             allowed_origins: AllowedOrigins::default(),
             allowed_hosts: AllowedHosts::default(),
             max_body_bytes: 16 << 20,
+            max_audio_bytes: 25 << 20,
+            max_waiting_audio: 64,
             header_timeout: Duration::from_secs(30),
             body_timeout: Duration::from_secs(30),
             write_timeout: Duration::from_secs(60),

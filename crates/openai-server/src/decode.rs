@@ -51,6 +51,11 @@ impl Body {
         }
     }
 
+    /// What came, for another reader.
+    pub(crate) fn into_json(self) -> Vec<u8> {
+        self.json
+    }
+
     /// Reads the fields that `T` knows.
     pub(crate) fn read<T: DeserializeOwned>(&mut self) -> Result<T, ApiError> {
         let mut track = serde_path_to_error::Track::new();

@@ -1,5 +1,8 @@
 //! Everything that can go wrong with a request, and the one table of its HTTP responses.
 
+mod models;
+
+use crate::many::LibraryError;
 use axum::http::StatusCode;
 use taper_base::{AdapterRefused, ConstraintError, GenerationError, SubmitError, VectorsError};
 use taper_chat::ChatError;
@@ -36,6 +39,12 @@ pub enum ApiError {
     /// The body claims to be something else than JSON.
     #[error("the content type must be application/json")]
     UnsupportedMediaType,
+    /// The body should be a form.
+    #[error("the content type must be multipart/form-data, with its boundary")]
+    NotAForm,
+    /// The form is damaged.
+    #[error("the body is not a form of its boundary")]
+    BrokenForm,
     /// The body is compressed in a way that this server does not know.
     #[error("the content encoding must be gzip, deflate or none")]
     UnsupportedEncoding,
@@ -111,6 +120,35 @@ pub enum ApiError {
         /// The names served.
         served: String,
     },
+    /// A model cannot be loaded, downloaded or deleted.
+    #[error("{}{source}", of_model(model))]
+    Library {
+        /// Its name; empty where it is about all of them.
+        model: String,
+        /// Why.
+        #[source]
+        source: LibraryError,
+    },
+    /// A model is in memory, and its files may be read.
+    #[error("the model '{model}' is loaded; unload it first")]
+    ModelLoaded {
+        /// Its name.
+        model: String,
+    },
+    /// There is nothing to unload.
+    #[error("the model '{model}' is not loaded")]
+    ModelNotLoaded {
+        /// Its name.
+        model: String,
+    },
+    /// The server has one model, which stays.
+    #[error("this server has one model, which stays loaded; `--models-dir` serves several")]
+    OneModel,
+    /// Callers may not change what there is on the disk.
+    #[error(
+        "models can be downloaded and deleted only where the server has `--allow-model-updates`"
+    )]
+    NoModelUpdates,
     /// No such response is kept here.
     #[error(
         "there is no response '{id}': it was made with 'store': false, deleted, or forgotten, as this server keeps only the last {most} and forgets them when it ends; send the whole conversation in 'input' instead"
@@ -226,6 +264,18 @@ pub enum ApiError {
     /// The model generates text.
     #[error("this model scores no texts")]
     NoScores,
+    /// The model does something else.
+    #[error("this model does not write down speech")]
+    NoTranscripts,
+    /// A file of sound cannot be used.
+    #[error("invalid audio 'file': {detail}")]
+    Sound {
+        /// What is wrong.
+        detail: String,
+    },
+    /// The model failed on a file.
+    #[error("the speech could not be written down")]
+    TranscriptFailed,
     /// The weights hold values that are not numbers.
     #[error("the model gave a score that is not finite")]
     NonFiniteScore,
@@ -257,6 +307,13 @@ pub enum ApiError {
     Internal,
 }
 
+fn of_model(model: &str) -> String {
+    match model {
+        "" => String::new(),
+        model => format!("the model '{model}': "),
+    }
+}
+
 /// HTTP response of an error: status, and `type`, `code` and `param` of the body.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ErrorClass {
@@ -276,6 +333,8 @@ fn image_error(param: Option<&str>, detail: &str) -> String {
         None => format!("invalid image: {detail}"),
     }
 }
+
+use models::{library, refused_adapter};
 
 const INVALID: &str = "invalid_request_error";
 const SERVER: &str = "server_error";
@@ -301,6 +360,7 @@ fn refused<'a>(source: &SubmitError, prompt: Option<&'a str>) -> Row<'a> {
         SubmitError::KvBits { .. } => bad("invalid_kv_bits", Some("kv_bits")),
         SubmitError::NoRecall { .. } => bad("invalid_value", Some("kv_recall_pages")),
         SubmitError::NoImages | SubmitError::ImagesEvicted => bad("unsupported_value", prompt),
+        SubmitError::TooManyAtOnce { .. } => bad("context_length_exceeded", prompt),
         SubmitError::Medium { .. } => bad("invalid_image", prompt),
         SubmitError::NoGeneration => bad("no_generation", None),
         SubmitError::NoCandidate => bad("no_token_left", Some("stop_token_ids")),
@@ -317,19 +377,6 @@ fn refused<'a>(source: &SubmitError, prompt: Option<&'a str>) -> Row<'a> {
         SubmitError::ShuttingDown => {
             (StatusCode::SERVICE_UNAVAILABLE, SERVER, "shutting_down", None)
         }
-    }
-}
-
-/// The part of the table for adapters.
-fn refused_adapter(source: &AdapterRefused) -> Row<'static> {
-    match source {
-        AdapterRefused::Unknown { .. } => {
-            (StatusCode::NOT_FOUND, INVALID, "adapter_not_found", Some("lora_name"))
-        }
-        AdapterRefused::NameTaken { .. } => bad("adapter_exists", Some("lora_name")),
-        AdapterRefused::TooMany { .. } => bad("too_many_adapters", None),
-        AdapterRefused::NotServed { .. } => bad("no_adapters", None),
-        AdapterRefused::Load { .. } => bad("invalid_adapter", Some("lora_path")),
     }
 }
 
@@ -407,6 +454,8 @@ impl ApiError {
             Self::UnsupportedMediaType => {
                 (S::UNSUPPORTED_MEDIA_TYPE, INVALID, "unsupported_media_type", None)
             }
+            Self::NotAForm => (S::UNSUPPORTED_MEDIA_TYPE, INVALID, "unsupported_media_type", None),
+            Self::BrokenForm => bad("invalid_form", None),
             Self::InvalidType { param, .. } => bad("invalid_type", Some(param)),
             Self::InvalidValue { param, .. } => bad("invalid_value", Some(param)),
             Self::MissingParameter { param } => bad("missing_required_parameter", Some(param)),
@@ -414,6 +463,11 @@ impl ApiError {
             Self::UnsupportedParameter { param, .. } => bad("unsupported_parameter", Some(param)),
             Self::UnsupportedValue { param, .. } => bad("unsupported_value", Some(param)),
             Self::ModelNotFound { .. } => (S::NOT_FOUND, INVALID, "model_not_found", Some("model")),
+            Self::Library { source, .. } => library(source),
+            Self::ModelLoaded { .. } => (S::CONFLICT, INVALID, "model_loaded", Some("model")),
+            Self::ModelNotLoaded { .. } => bad("model_not_loaded", Some("model")),
+            Self::OneModel => (S::NOT_FOUND, INVALID, "one_model", None),
+            Self::NoModelUpdates => (S::FORBIDDEN, INVALID, "model_updates_not_allowed", None),
             Self::ResponseNotFound { param, .. } => {
                 (S::NOT_FOUND, INVALID, "response_not_found", *param)
             }
@@ -435,6 +489,9 @@ impl ApiError {
             Self::Adapter(source) => refused_adapter(source),
             Self::NoVectors => bad("no_vectors", None),
             Self::NoScores => bad("no_scores", None),
+            Self::NoTranscripts => bad("no_transcripts", None),
+            Self::Sound { .. } => bad("invalid_audio", Some("file")),
+            Self::TranscriptFailed => fail("transcript_failed"),
             Self::NonFiniteScore => fail("non_finite_score"),
             Self::Vectors { source, param } => match source {
                 VectorsError::Length { .. } => bad("context_length_exceeded", Some(param)),

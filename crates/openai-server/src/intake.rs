@@ -5,14 +5,16 @@
 //! large ones.
 
 use crate::{
-    access::from_browser, config::ServerConfig, decode::Body, errors::ApiError, state::AppState,
+    access::from_browser, config::ServerConfig, decode::Body, errors::ApiError, speech::FIELDS,
+    state::AppState,
 };
 use axum::{
     body::{Body as HttpBody, Bytes},
     extract::{FromRequest, Request},
-    http::{HeaderMap, header},
+    http::{HeaderMap, header, request::Parts},
 };
 use http_body_util::BodyExt;
+use serde::de::DeserializeOwned;
 use std::{num::NonZero, sync::Arc, thread::available_parallelism, time::Duration};
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
@@ -45,8 +47,9 @@ impl Intake {
     pub(crate) fn new(config: &ServerConfig) -> Self {
         let cores = available_parallelism().map_or(1, NonZero::get);
         let slots = |n| Arc::new(Semaphore::new(n));
+        let longest = config.max_body_bytes.max(config.max_audio_bytes.saturating_add(FIELDS));
         Self {
-            held: slots(kib(HELD.max(config.max_body_bytes)) as usize),
+            held: slots(kib(HELD.max(longest)) as usize),
             small: slots(cores.max(2)),
             // The model needs the processor too.
             large: slots((cores / 4).max(1)),
@@ -64,34 +67,59 @@ fn kib(bytes: usize) -> u32 {
 }
 
 /// The bytes of a body that may be JSON, and its share of what may be held.
-#[derive(Debug)]
+///
+/// A request that has been read already carries it as an extension.
+#[derive(Debug, Clone)]
 pub(crate) struct Payload {
-    bytes: Vec<u8>,
-    held: Option<OwnedSemaphorePermit>,
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) held: Option<Arc<OwnedSemaphorePermit>>,
 }
 
 impl FromRequest<AppState> for Payload {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, state: &AppState) -> Result<Self, ApiError> {
-        let (parts, body) = request.into_parts();
-        check_headers(&parts.headers)?;
-        let (config, intake) = (&state.0.config, &state.0.intake);
-        let length = parts.headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok());
-        let length = length.and_then(|v| v.parse().ok());
-        if length.is_some_and(|length: usize| length > config.max_body_bytes) {
-            return Err(ApiError::BodyTooLarge { limit: config.max_body_bytes });
+        let (mut parts, body) = request.into_parts();
+        match parts.extensions.remove::<Self>() {
+            Some(read) => Ok(read),
+            None => Self::read(&parts, body, &state.0.config, &state.0.intake).await,
         }
-        read(body, length, config, intake).await
+    }
+}
+
+impl Payload {
+    /// Reads a body.
+    pub(crate) async fn read(
+        parts: &Parts,
+        body: HttpBody,
+        config: &ServerConfig,
+        intake: &Intake,
+    ) -> Result<Self, ApiError> {
+        check_headers(&parts.headers)?;
+        let limits = (config.max_body_bytes, config.body_timeout);
+        Self::take(&parts.headers, body, limits, intake).await
+    }
+
+    /// Reads a body of any type, of at most so many bytes, which may take so long to begin.
+    pub(crate) async fn take(
+        headers: &HeaderMap,
+        body: HttpBody,
+        (limit, patience): (usize, Duration),
+        intake: &Intake,
+    ) -> Result<Self, ApiError> {
+        let length = headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok());
+        let length = length.and_then(|v| v.parse().ok());
+        if length.is_some_and(|length: usize| length > limit) {
+            return Err(ApiError::BodyTooLarge { limit });
+        }
+        read(body, length, (limit, patience), intake).await
     }
 }
 
 /// A page on another origin may send text/plain, a form, or nothing as a content type without a
 /// preflight; only JSON needs one. Programs may leave it out, and curl calls everything a form.
 fn check_headers(headers: &HeaderMap) -> Result<(), ApiError> {
-    if headers.get(header::CONTENT_ENCODING).is_some_and(|encoding| encoding != "identity") {
-        return Err(ApiError::UnsupportedEncoding);
-    }
+    check_encoding(headers)?;
     let kind = headers.get(header::CONTENT_TYPE).map(|kind| kind.to_str().unwrap_or_default());
     let essence = kind.map(|k| k.split(';').next().unwrap_or_default().trim().to_ascii_lowercase());
     match essence.as_deref() {
@@ -101,62 +129,92 @@ fn check_headers(headers: &HeaderMap) -> Result<(), ApiError> {
     }
 }
 
+/// Compressed bodies that the layer above knows are unpacked here.
+pub(crate) fn check_encoding(headers: &HeaderMap) -> Result<(), ApiError> {
+    match headers.get(header::CONTENT_ENCODING) {
+        Some(encoding) if encoding != "identity" => Err(ApiError::UnsupportedEncoding),
+        _ => Ok(()),
+    }
+}
+
 async fn read(
     mut body: HttpBody,
     length: Option<usize>,
-    config: &ServerConfig,
+    (limit, patience): (usize, Duration),
     intake: &Intake,
 ) -> Result<Payload, ApiError> {
-    let limit = config.max_body_bytes;
-    let mut payload = Payload { bytes: Vec::new(), held: None };
-    let mut deadline = Instant::now() + config.body_timeout;
+    let (mut bytes, mut held) = (Vec::new(), None);
+    let mut deadline = Instant::now() + patience;
     loop {
         let frame = timeout_at(deadline, body.frame()).await.map_err(|_| ApiError::BodyTimeout)?;
         let Some(frame) = frame else { break };
         let frame = frame.map_err(|_| ApiError::UnreadableBody)?;
         let Ok(data): Result<Bytes, _> = frame.into_data() else { continue };
-        let size = payload.bytes.len() + data.len();
+        let size = bytes.len() + data.len();
         if size > limit {
             return Err(ApiError::BodyTooLarge { limit });
         }
-        if payload.held.is_none() && size > SMALL {
+        if held.is_none() && size > SMALL {
             let waited = Instant::now();
-            payload.held = Some(intake.hold(length.unwrap_or(limit)).await?);
+            held = Some(intake.hold(length.unwrap_or(limit)).await?);
             deadline += waited.elapsed();
-            payload.bytes.reserve_exact(length.unwrap_or(size) - payload.bytes.len());
+            bytes.reserve_exact(length.unwrap_or(size) - bytes.len());
         }
         deadline += Duration::from_secs_f64(data.len() as f64 / BYTES_A_SECOND as f64);
-        payload.bytes.extend_from_slice(&data);
+        bytes.extend_from_slice(&data);
     }
     // What is held for a length that was not known is more than enough.
-    let excess = |held: &OwnedSemaphorePermit| {
-        held.num_permits().saturating_sub(kib(payload.bytes.len()) as usize)
-    };
-    if let Some(held) = &mut payload.held {
-        drop(held.split(excess(held)));
+    if let Some(held) = &mut held {
+        let excess = held.num_permits().saturating_sub(kib(bytes.len()) as usize);
+        drop(held.split(excess));
     }
-    Ok(payload)
+    Ok(Payload { bytes, held: held.map(Arc::new) })
 }
 
-/// Parses and prepares a request away from the async threads, so that no other connection waits
-/// for it. The work goes on if its client goes away, and so it keeps its slot.
+impl Intake {
+    /// Works on a body away from the async threads, so that no other connection waits for it. The work
+    /// goes on if its client goes away, and so it keeps its slot.
+    pub(crate) async fn work<T: Send + 'static>(
+        &self,
+        payload: Payload,
+        work: impl FnOnce(Payload) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let turns = if payload.bytes.len() <= SMALL { &self.small } else { &self.large };
+        let turn = Arc::clone(turns).acquire_owned().await.map_err(|_| ApiError::Internal)?;
+        let done = tokio::task::spawn_blocking(move || {
+            let held = payload.held.clone();
+            let result = work(payload);
+            drop((turn, held));
+            result
+        });
+        done.await.map_err(|error| {
+            tracing::error!(%error, "a request's preparation panicked");
+            ApiError::Internal
+        })?
+    }
+}
+
+/// Parses and prepares a request.
 pub(crate) async fn prepare<T: Send + 'static>(
     state: &AppState,
     payload: Payload,
     work: impl FnOnce(&AppState, Body) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
-    let intake = &state.0.intake;
-    let turns = if payload.bytes.len() <= SMALL { &intake.small } else { &intake.large };
-    let turn = Arc::clone(turns).acquire_owned().await.map_err(|_| ApiError::Internal)?;
-    let state = state.clone();
-    let done = tokio::task::spawn_blocking(move || {
-        let Payload { bytes, held } = payload;
-        let result = Body::parse(bytes).and_then(|body| work(&state, body));
-        drop((turn, held));
-        result
-    });
-    done.await.map_err(|error| {
-        tracing::error!(%error, "a request's preparation panicked");
-        ApiError::Internal
-    })?
+    let own = state.clone();
+    let parsed = move |payload: Payload| work(&own, Body::parse(payload.bytes)?);
+    state.0.intake.work(payload, parsed).await
+}
+
+impl Payload {
+    /// Reads some fields of the body, which stays as it is.
+    pub(crate) fn glance<T: DeserializeOwned>(self) -> Result<(T, Self), ApiError> {
+        let mut body = Body::parse(self.bytes)?;
+        let fields = body.read()?;
+        Ok((fields, Self { bytes: body.into_json(), held: self.held }))
+    }
+
+    /// The body.
+    pub(crate) fn parse(self) -> Result<Body, ApiError> {
+        Body::parse(self.bytes)
+    }
 }

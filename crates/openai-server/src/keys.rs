@@ -1,6 +1,7 @@
 //! Keys that open the API: what each opens, and how much.
 
 use crate::{config::ConfigError, errors::ApiError};
+use axum::http::Method;
 use sha2::{Digest, Sha256};
 use std::{
     fmt,
@@ -22,7 +23,7 @@ pub enum Scope {
     Inference,
     /// `/metrics`, which is open to everybody unless a named key has this scope.
     Metrics,
-    /// Loading and unloading of adapters.
+    /// Loading, unloading, downloading and deleting of adapters and models.
     Admin,
 }
 
@@ -40,9 +41,15 @@ impl Scope {
     }
 
     /// What a route of the API needs.
-    pub(crate) fn of_path(path: &str) -> Self {
+    pub(crate) fn of(method: &Method, path: &str) -> Self {
         match path {
-            "/v1/load_lora_adapter" | "/v1/unload_lora_adapter" => Self::Admin,
+            "/v1/load_lora_adapter"
+            | "/v1/unload_lora_adapter"
+            | "/models/load"
+            | "/models/unload"
+            | "/api/pull"
+            | "/api/delete" => Self::Admin,
+            _ if method == Method::DELETE && path.starts_with("/v1/models/") => Self::Admin,
             "/metrics" => Self::Metrics,
             _ => Self::Inference,
         }
@@ -334,7 +341,9 @@ mod tests {
     fn scopes_have_names_and_routes() {
         assert!(Scope::ALL.iter().all(|scope| scope.name().parse() == Ok(*scope)));
         assert!("all".parse::<Scope>().is_err());
-        assert_eq!(Scope::of_path("/v1/load_lora_adapter"), Scope::Admin);
+        assert_eq!(Scope::of(&Method::POST, "/v1/load_lora_adapter"), Scope::Admin);
+        assert_eq!(Scope::of(&Method::DELETE, "/v1/models/a/b"), Scope::Admin);
+        assert_eq!(Scope::of(&Method::GET, "/v1/models/a/b"), Scope::Inference);
         let key =
             ApiKey { scopes: vec![Scope::Metrics], name: "prometheus".into(), ..ApiKey::of("k") };
         let keys = ApiKeys::of([key]);

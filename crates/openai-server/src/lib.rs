@@ -15,8 +15,10 @@ mod intake;
 mod keys;
 mod linger;
 mod logprobs;
+mod many;
 mod messages;
 mod metrics;
+mod model;
 mod openapi;
 mod prepare;
 mod random;
@@ -26,6 +28,7 @@ mod scan;
 mod scores;
 mod serve;
 mod sink;
+mod speech;
 mod sse;
 mod state;
 mod stored;
@@ -40,10 +43,15 @@ pub use access::{AllowedHosts, AllowedOrigins};
 pub use config::{ConfigError, Mount, ServerConfig};
 pub use context::{ContextSource, Retrieved};
 pub use errors::{ApiError, ErrorClass};
-pub use images::{DecodeImage, ImageLimits, Vision, is_public};
+pub use images::{DecodeImage, ImageLimits, SplitVideo, Vision, is_public};
 pub use keys::{ApiKey, ApiKeys, Scope};
-pub use routes::{Guard, protect, route_table, router};
-pub use serve::serve;
+pub use many::{
+    Description, KeepAlive, KeepAliveError, Library, LibraryError, Limits, Listed, Models,
+    ModelsConfig, PullStep, Watch,
+};
+pub use model::Model;
+pub use routes::{Guard, models_router, protect, route_table, router};
+pub use serve::{serve, serve_models};
 pub use state::AppState;
 pub use tls::{Tls, TlsError};
 

@@ -112,16 +112,43 @@ fn convert(content: WireContent, at: &str, images: &Images) -> Result<Content, A
     if parts.is_empty() {
         return Err(ApiError::value(at, "must hold at least one part"));
     }
-    let one = |(i, p)| part(p, &format!("{at}[{i}]"), images);
-    let parts = parts.into_iter().enumerate().map(one);
-    parts.collect::<Result<_, _>>().map(Content::Parts)
+    let mut all = Vec::with_capacity(parts.len());
+    for (i, own) in parts.into_iter().enumerate() {
+        let at = format!("{at}[{i}]");
+        match own.kind == "video_url" {
+            true => all.extend(video_parts(own, &at, images)?),
+            false => all.push(part(own, &at, images)?),
+        }
+    }
+    Ok(Content::Parts(all))
+}
+
+/// A video, which is several parts to templates.
+fn video_parts(part: WirePart, at: &str, images: &Images) -> Result<Vec<ContentPart>, ApiError> {
+    images.takes(at)?;
+    let others = [
+        ("refusal", part.refusal.is_some()),
+        ("image_url", part.image_url.is_some()),
+        ("text", part.text.is_some()),
+        ("input_audio", part.input_audio.is_some()),
+        ("audio_url", part.audio_url.is_some()),
+        ("file", part.file.is_some()),
+    ];
+    if let Some((name, _)) = others.iter().find(|(_, set)| *set) {
+        return Err(ApiError::UnknownParameter { param: format!("{at}.{name}") });
+    }
+    let at = format!("{at}.video_url");
+    let Some(video) = part.video_url else {
+        return Err(ApiError::MissingParameter { param: at });
+    };
+    images.video(&video.url, video.fps, &at)
 }
 
 fn part(part: WirePart, at: &str, images: &Images) -> Result<ContentPart, ApiError> {
     let image = part.kind == "image_url";
     match part.kind.as_str() {
         "text" | "image_url" => {}
-        kind @ ("input_audio" | "audio_url" | "video_url" | "file" | "refusal") => {
+        kind @ ("input_audio" | "audio_url" | "file" | "refusal") => {
             let detail = format!("'{kind}' parts are not supported");
             return Err(ApiError::unsupported(at, detail));
         }

@@ -6,6 +6,7 @@ pub(crate) mod experts;
 mod histogram;
 mod images;
 mod keys;
+mod speech;
 
 use crate::{keys::ApiKeys, state::unix_time};
 use ends::Ends;
@@ -143,7 +144,6 @@ impl Metrics {
         info: &EngineInfo,
         stats: &EngineStats,
         (adapters, max): (&[AdapterInfo], usize),
-        keys: &ApiKeys,
     ) -> String {
         let mut out = String::with_capacity(16 << 10);
         // Writing to a string cannot fail.
@@ -152,11 +152,16 @@ impl Metrics {
             let _ = experts::write(&mut out, &self.label, experts);
         }
         let _ = self.write_process(&mut out);
-        let _ = keys::write(&mut out, &self.label, keys);
         if max > 0 {
             let _ = self.write_adapters(&mut out, adapters, max);
         }
         out
+    }
+
+    /// What keys have used.
+    pub(crate) fn render_keys(&self, out: &mut String, keys: &ApiKeys) {
+        // Writing to a string cannot fail.
+        let _ = keys::write(out, &self.label, keys);
     }
 
     /// Which adapters requests use, as vLLM has it: labels of a gauge whose value is the time.
@@ -412,7 +417,7 @@ fn resident_bytes() -> Option<u64> {
 }
 
 /// A label value, as the exposition format wants it.
-fn escaped(value: &str) -> String {
+pub(crate) fn escaped(value: &str) -> String {
     value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 

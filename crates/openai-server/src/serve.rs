@@ -2,13 +2,14 @@
 
 use crate::{
     config::ServerConfig,
-    routes::router,
+    many::Models,
+    routes::{models_router, router},
     state::{AppState, Phase},
     throughput,
     tls::Tls,
     watchdog,
 };
-use axum::serve::Listener;
+use axum::{Router, serve::Listener};
 use futures_util::future::{pending, select_all};
 use hyper::server::conn::http1;
 use hyper_util::{
@@ -45,24 +46,53 @@ pub async fn serve(
     shutdown: impl Future<Output = ()> + Send + 'static,
     drain_timeout: Duration,
 ) -> io::Result<()> {
-    let service = TowerToHyperService::new(router(state.clone()));
-    let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(state.0.config.header_timeout);
-    let connections = GracefulShutdown::new();
     // Ends with this function.
     let mut reports = JoinSet::new();
     reports.spawn(throughput::report(state.clone()));
     reports.spawn(watchdog::watch(state.clone()));
-    let mut drained = pin!(drain(&state, shutdown, drain_timeout));
+    let router = router(state.clone());
+    let drained = drain(&state, shutdown, drain_timeout);
+    run(&mut listeners, router, &state.0.config, drained).await;
+    match state.0.engine.is_alive() {
+        true => Ok(()),
+        false => Err(io::Error::other("the engine has failed; the log says why")),
+    }
+}
+
+/// [`serve`] for several models. One whose engine dies is loaded again.
+pub async fn serve_models(
+    mut listeners: Vec<TcpListener>,
+    models: Models,
+    shutdown: impl Future<Output = ()> + Send + 'static,
+    drain_timeout: Duration,
+) {
+    let mut looks = JoinSet::new();
+    looks.spawn(models.clone().look_after());
+    let router = models_router(models.clone());
+    let drained = drain_models(&models, shutdown, drain_timeout);
+    run(&mut listeners, router, &models.0.config, drained).await;
+}
+
+/// Takes connections until `drained` resolves.
+async fn run(
+    listeners: &mut Vec<TcpListener>,
+    router: Router,
+    config: &ServerConfig,
+    drained: impl Future<Output = ()>,
+) {
+    let service = TowerToHyperService::new(router);
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new()).header_read_timeout(config.header_timeout);
+    let connections = GracefulShutdown::new();
+    let mut drained = pin!(drained);
     loop {
         let stream = tokio::select! {
-            stream = accept(&mut listeners) => stream,
+            stream = accept(listeners) => stream,
             () = &mut drained => break,
         };
-        let io = Box::pin(patient(stream, state.0.config.write_timeout));
+        let io = Box::pin(patient(stream, config.write_timeout));
         let (http, service, watcher) = (http.clone(), service.clone(), connections.watcher());
-        let ServerConfig { tls, header_timeout, .. } = &state.0.config;
-        let (tls, patience) = (tls.as_ref().map(Tls::acceptor), *header_timeout);
+        let (tls, patience) = (config.tls.as_ref().map(Tls::acceptor), config.header_timeout);
         tokio::spawn(async move {
             let ended = match tls {
                 None => {
@@ -83,13 +113,9 @@ pub async fn serve(
             }
         });
     }
-    drop(listeners);
+    listeners.clear();
     // A client that never finishes sending its request must not keep the process alive.
     let _ = time::timeout(CLOSE_TIMEOUT, connections.shutdown()).await;
-    match state.0.engine.is_alive() {
-        true => Ok(()),
-        false => Err(io::Error::other("the engine has failed; the log says why")),
-    }
 }
 
 /// The next connection to any of the listeners; never, without any.
@@ -126,5 +152,18 @@ async fn drain(state: &AppState, shutdown: impl Future<Output = ()>, drain_timeo
         state.set_phase(Phase::Stopped);
         // Long enough to send everyone the error.
         let _ = time::timeout(CLOSE_TIMEOUT, state.idle()).await;
+    }
+}
+
+/// [`drain`] for several models.
+async fn drain_models(models: &Models, shutdown: impl Future<Output = ()>, timeout: Duration) {
+    shutdown.await;
+    models.set_phase(Phase::Draining);
+    tracing::info!(in_flight = models.in_flight(), "draining");
+    if time::timeout(timeout, models.idle()).await.is_err() {
+        tracing::warn!(in_flight = models.in_flight(), "drain timed out");
+        models.set_phase(Phase::Stopped);
+        // Long enough to send everyone the error.
+        let _ = time::timeout(CLOSE_TIMEOUT, models.idle()).await;
     }
 }

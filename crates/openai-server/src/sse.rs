@@ -142,8 +142,8 @@ fn chunks<W: Writer>(
     })
 }
 
-fn unbuffered(mut response: Response) -> Response {
-    // nginx would collect the stream before it passes it on.
+/// nginx would collect the stream before it passes it on.
+pub(crate) fn unbuffered(mut response: Response) -> Response {
     let name = HeaderName::from_static("x-accel-buffering");
     response.headers_mut().insert(name, HeaderValue::from_static("no"));
     response

@@ -2,8 +2,9 @@
 
 use crate::{
     config::ServerConfig, errors::ApiError, images::Images, intake::Intake, metrics::Metrics,
-    stored::Responses, vectors::NoGeneration,
+    model::Model, speech::Transcripts, stored::Responses,
 };
+use axum::extract::FromRef;
 use std::{
     sync::{
         Arc, OnceLock,
@@ -12,7 +13,7 @@ use std::{
     thread,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
-use taper_base::{Engine, TextScores, TextVectors};
+use taper_base::{Engine, TextScores, TextVectors, Transcriber};
 use taper_chat::{ChatTemplate, Tokenizer};
 use taper_grammar::{GrammarError, Grammars};
 use tokio::{sync::watch, time};
@@ -31,13 +32,16 @@ pub(crate) struct Shared {
     pub(crate) vectors: Option<Arc<dyn TextVectors>>,
     /// What scores texts, in a server that does that instead.
     pub(crate) scores: Option<Arc<dyn TextScores>>,
+    /// What writes down speech, in a server that does that instead.
+    pub(crate) transcripts: Option<Transcripts>,
     pub(crate) tokenizer: Tokenizer,
     pub(crate) template: Option<ChatTemplate>,
     pub(crate) config: ServerConfig,
     pub(crate) metrics: Metrics,
     pub(crate) intake: Intake,
     pub(crate) images: Images,
-    pub(crate) responses: Responses,
+    /// Of all models of a server.
+    pub(crate) responses: Arc<Responses>,
     /// Made when the server starts, beside everything else.
     grammars: OnceLock<Result<Grammars, GrammarError>>,
     /// Bytes of the longest token.
@@ -48,13 +52,6 @@ pub(crate) struct Shared {
     ready: AtomicBool,
     phase: watch::Sender<Phase>,
     in_flight: watch::Sender<usize>,
-}
-
-/// What a server is over.
-struct Model {
-    engine: Arc<dyn Engine>,
-    vectors: Option<Arc<dyn TextVectors>>,
-    scores: Option<Arc<dyn TextScores>>,
 }
 
 /// Where the server stands between start and end.
@@ -76,7 +73,7 @@ impl AppState {
         template: Option<ChatTemplate>,
         config: ServerConfig,
     ) -> Self {
-        Self::over(Model { engine, vectors: None, scores: None }, tokenizer, template, config)
+        Self::from(Model::new(engine, tokenizer, template, config))
     }
 
     /// A server over a model that makes vectors of texts: `/v1/embeddings`, and by them `/v1/rerank` and
@@ -87,9 +84,7 @@ impl AppState {
         tokenizer: Tokenizer,
         config: ServerConfig,
     ) -> Self {
-        let engine = Arc::new(NoGeneration::new(vectors.max_tokens(), vectors.vocab_size()));
-        let model = Model { engine, vectors: Some(vectors), scores: None };
-        Self::over(model, tokenizer, None, config)
+        Self::from(Model::of_vectors(vectors, tokenizer, config))
     }
 
     /// A server over a model that scores texts: `/v1/rerank` and `/v1/score`.
@@ -99,25 +94,32 @@ impl AppState {
         tokenizer: Tokenizer,
         config: ServerConfig,
     ) -> Self {
-        let engine = Arc::new(NoGeneration::new(scores.max_tokens(), scores.vocab_size()));
-        let model = Model { engine, vectors: None, scores: Some(scores) };
-        Self::over(model, tokenizer, None, config)
+        Self::from(Model::of_scores(scores, tokenizer, config))
     }
 
-    fn over(
-        model: Model,
+    /// A server over a model that writes down speech: `/v1/audio/transcriptions` and `/v1/audio/translations`.
+    #[must_use]
+    pub fn of_transcriber(
+        transcriber: Arc<dyn Transcriber>,
         tokenizer: Tokenizer,
-        template: Option<ChatTemplate>,
         config: ServerConfig,
     ) -> Self {
-        let Model { engine, vectors, scores } = model;
+        Self::from(Model::of_transcriber(transcriber, tokenizer, config))
+    }
+
+    /// A model of a server whose models share what is kept of responses.
+    pub(crate) fn over(model: Model, responses: Arc<Responses>) -> Self {
+        let Model { engine, vectors, scores, transcriber, tokenizer, template, config } = model;
+        let transcripts =
+            transcriber.map(|model| Transcripts::new(model, config.max_waiting_audio));
         let metrics = Metrics::new(config.model_name(), engine.info());
-        let (intake, responses) = (Intake::new(&config), Responses::new(&config));
+        let intake = Intake::new(&config);
         let images = Images::new(&config, &tokenizer);
         let state = Self(Arc::new(Shared {
             engine,
             vectors,
             scores,
+            transcripts,
             tokenizer,
             template,
             config,
@@ -177,6 +179,20 @@ impl AppState {
     }
 }
 
+impl From<Model> for AppState {
+    /// A server of one model.
+    fn from(model: Model) -> Self {
+        let responses = Arc::new(Responses::new(&model.config));
+        Self::over(model, responses)
+    }
+}
+
+impl FromRef<AppState> for Arc<Responses> {
+    fn from_ref(state: &AppState) -> Self {
+        Arc::clone(&state.0.responses)
+    }
+}
+
 impl Shared {
     /// What makes grammars of outputs.
     pub(crate) fn grammars(&self) -> Result<&Grammars, ApiError> {
@@ -188,6 +204,11 @@ impl Shared {
         let refused =
             |source: &GrammarError| ApiError::Grammar { param: param(), source: source.clone() };
         grammars.as_ref().map_err(refused)
+    }
+
+    /// The queue for transcripts, of a model that makes some.
+    pub(crate) fn transcripts(&self) -> Result<&Transcripts, ApiError> {
+        self.transcripts.as_ref().ok_or(ApiError::NoTranscripts)
     }
 
     pub(crate) fn is_ready(&self) -> bool {

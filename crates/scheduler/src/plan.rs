@@ -1,5 +1,6 @@
 //! What goes into the scheduler and what comes out: plain data.
 
+use std::ops::Range;
 use taper_base::{SeqId, TokenId};
 
 /// A sequence that wants to run.
@@ -21,6 +22,9 @@ pub struct Admission {
     /// No work both ends the prompt and goes on after it, nor crosses a multiple of so many tokens there; 0 sets
     /// no limit.
     pub cut_tokens: u32,
+    /// Tokens of the prompt that are computed together, ascending and apart: no work ends inside of one of these. It
+    /// may begin there, where the cache has the tokens before.
+    pub whole: Vec<Range<u32>>,
 }
 
 /// Why a sequence was not admitted.
@@ -41,6 +45,14 @@ pub enum AdmitError {
         need_tokens: u64,
         /// Tokens in all blocks of the pool.
         capacity_tokens: u64,
+    },
+    /// Tokens that are computed together are more than a step has room for.
+    #[error("{tokens} tokens are to be computed together, and a step has room for {most}")]
+    TooManyAtOnce {
+        /// Tokens of the largest of [`Admission::whole`].
+        tokens: u32,
+        /// Tokens of a step, or logits of it where all are wanted.
+        most: u32,
     },
     /// There is nothing to compute.
     #[error("the prompt of sequence {} is empty", id.0)]

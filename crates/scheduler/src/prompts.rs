@@ -37,9 +37,9 @@ impl Scheduler {
             true => self.start_first(pool, &budget, plan),
             false => Starts::Closed,
         };
-        let first = self.running.iter().find(|s| s.planned.is_none());
-        let first = first.map(|s| (s.place, s.remaining()));
-        let mut kept = first.map(|(place, tokens)| (place, budget.split(tokens)));
+        let first = self.running.iter().find(|s| s.reads_prompt());
+        let first = first.map(|s| (s.place, s.remaining(), s.least()));
+        let mut kept = first.map(|(place, tokens, least)| (place, budget.split(tokens, least)));
         for place in self.prompts_by_rank(starts) {
             if let Some((_, half)) = kept.take_if(|(own, _)| *own == place) {
                 budget.join(half);
@@ -65,7 +65,7 @@ impl Scheduler {
 
     /// Prompts that run, and those that may start, the one that is done soonest first.
     fn prompts_by_rank(&self, starts: Starts) -> Vec<Place> {
-        let running = self.running.iter().filter(|s| s.planned.is_none());
+        let running = self.running.iter().filter(|s| s.reads_prompt());
         let waiting = self.waiting.iter().filter(|_| starts != Starts::Closed);
         let mut ranks: Vec<_> = running.chain(waiting).map(Seq::rank).collect();
         ranks.sort_unstable();
@@ -84,7 +84,7 @@ impl Scheduler {
             return Starts::Any;
         };
         let place = self.waiting[at].place;
-        let precedes = |s: &Seq| s.planned.is_none() && s.place < place;
+        let precedes = |s: &Seq| s.reads_prompt() && s.place < place;
         if self.running.iter().any(precedes) || self.start(at, 0, pool, budget, plan) {
             Starts::Any
         } else {

@@ -115,7 +115,8 @@ impl Scheduler {
     /// # Errors
     /// It can never run, or there is no room in the queue; nothing changes.
     pub fn admit(&mut self, admission: Admission, pool: &dyn BlockPool) -> Result<(), AdmitError> {
-        let Admission { id, ref prompt, max_new, client, priority, .. } = admission;
+        let Admission { id, ref prompt, max_new, all_logits, client, priority, .. } = admission;
+        let whole = admission.whole.as_slice();
         if prompt.is_empty() {
             return Err(AdmitError::EmptyPrompt { id });
         }
@@ -131,6 +132,12 @@ impl Scheduler {
         else {
             return Err(AdmitError::NeverFits { need_tokens, capacity_tokens });
         };
+        let rows = if all_logits { self.config.max_logit_rows } else { u32::MAX };
+        let most = self.config.max_num_batched_tokens.min(rows);
+        let tokens = whole.iter().map(|tokens| tokens.end - tokens.start).max().unwrap_or(0);
+        if tokens > most {
+            return Err(AdmitError::TooManyAtOnce { tokens, most });
+        }
         if self.running.iter().chain(&self.waiting).any(|s| s.id == id) {
             return Err(AdmitError::DuplicateId { id });
         }
@@ -168,11 +175,26 @@ impl Scheduler {
         for seq in &mut self.running {
             seq.planned = None;
         }
-        self.plan_decodes(pool, &mut budget, &mut plan);
-        self.plan_drafts(pool, &mut budget, &mut plan);
-        budget.tokens = budget.tokens.min(self.prompt_tokens);
+        let first = self.running.iter().find(|seq| seq.reads_prompt());
+        let alone = first.is_some_and(|seq| !seq.fits_beside(self.decoded(), &budget));
+        let least = first.or(self.waiting.front()).map_or(1, Seq::least);
+        // Tokens that are computed together have a step for themselves where there is no room beside the others.
+        if !alone {
+            let together = first.is_some_and(|seq| seq.least() > 1);
+            self.plan_decodes(pool, &mut budget, &mut plan);
+            if !together {
+                self.plan_drafts(pool, &mut budget, &mut plan);
+            }
+        }
+        self.running.iter_mut().for_each(|seq| seq.drafted = 0);
+        budget.tokens = budget.tokens.min(self.prompt_tokens.max(least));
         self.plan_prompts(pool, budget, &mut plan);
         plan
+    }
+
+    /// Tokens that decodes have in a step.
+    fn decoded(&self) -> u32 {
+        self.running.iter().filter(|seq| seq.decodes()).map(Seq::remaining).sum()
     }
 
     fn plan_decodes(&mut self, pool: &mut dyn BlockPool, budget: &mut Budget, plan: &mut StepPlan) {
@@ -182,7 +204,7 @@ impl Scheduler {
             let seq = &mut self.running[i];
             if seq.decodes() {
                 if pool.grow(seq.id, seq.rows(seq.len())).is_err() {
-                    self.preempt_last(pool, plan);
+                    plan.preempted.extend(self.preempt_last(pool));
                     continue;
                 }
                 seq.planned = seq.chunk(budget);
@@ -212,14 +234,14 @@ impl Scheduler {
             *work = with;
             seq.planned = Some(with);
         }
-        self.running.iter_mut().for_each(|seq| seq.drafted = 0);
     }
 
-    fn preempt_last(&mut self, pool: &mut dyn BlockPool, plan: &mut StepPlan) {
-        if let Some(seq) = self.running.pop() {
-            plan.preempted.push(seq.id);
-            self.requeue(seq, pool);
-        }
+    /// As [`Self::preempt`], of the sequence that is last in the order of the queue. `None`: none runs.
+    pub fn preempt_last(&mut self, pool: &mut dyn BlockPool) -> Option<SeqId> {
+        let seq = self.running.pop()?;
+        let id = seq.id;
+        self.requeue(seq, pool);
+        Some(id)
     }
 
     /// Puts a sequence that ran back into the queue, without its blocks.
@@ -231,7 +253,7 @@ impl Scheduler {
     }
 
     /// Rows that leave the cache before the next plan. Whoever has evicted them says so with
-    /// [`Self::evicted`], or preempts the sequence.
+    /// [`Self::evicted`], or preempts one: all of them at once may be due again in the same way for ever.
     pub fn due(&self) -> impl Iterator<Item = DueEviction> {
         let due = self.running.iter().filter(|seq| seq.due() > 0);
         due.map(|seq| DueEviction {

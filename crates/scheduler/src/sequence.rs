@@ -1,6 +1,7 @@
 //! A sequence in the queue or running, and what a step has left for it.
 
 use crate::{Admission, EvictionSchedule, SeqWork};
+use std::ops::Range;
 use taper_base::{SeqId, TokenId};
 
 /// Where a sequence stands in the order of service: the lower, the earlier.
@@ -33,6 +34,8 @@ pub(crate) struct Seq {
     pub(crate) all_logits: bool,
     /// See [`Admission::cut_tokens`].
     pub(crate) cut_tokens: u32,
+    /// See [`Admission::whole`].
+    pub(crate) whole: Vec<Range<u32>>,
     /// Prompt tokens whose logits have been delivered.
     pub(crate) logits_done: u32,
     /// Leading tokens whose keys and values are in the cache. Below `len()` while it lives: the
@@ -61,7 +64,8 @@ impl Seq {
         place: Place,
         eviction: Option<EvictionSchedule>,
     ) -> Self {
-        let Admission { id, prompt, max_new, all_logits, client, cut_tokens, .. } = admission;
+        let Admission { id, prompt, max_new, all_logits, client, cut_tokens, whole, .. } =
+            admission;
         Self {
             id,
             place,
@@ -71,6 +75,7 @@ impl Seq {
             max_new,
             all_logits,
             cut_tokens,
+            whole,
             logits_done: 0,
             computed: 0,
             newest: 0,
@@ -168,6 +173,32 @@ impl Seq {
         }
     }
 
+    /// The last place up to `end` that is not inside of tokens that are computed together.
+    fn uncut(&self, end: u32) -> u32 {
+        let at = self.whole.partition_point(|tokens| tokens.end <= end);
+        let cut = self.whole.get(at).filter(|tokens| tokens.start < end);
+        cut.map_or(end, |tokens| tokens.start.max(self.computed))
+    }
+
+    /// Whether it runs and has some of its prompt before it, or of what it had when it was preempted, and no work yet.
+    pub(crate) fn reads_prompt(&self) -> bool {
+        self.planned.is_none() && !self.decodes()
+    }
+
+    /// Whether what the next work has at least fits a step beside so many other tokens.
+    pub(crate) fn fits_beside(&self, others: u32, budget: &Budget) -> bool {
+        let rows = if self.all_logits { budget.rows } else { u32::MAX };
+        let least = self.least();
+        least == 1 || least.saturating_add(others) <= budget.tokens.min(rows)
+    }
+
+    /// Tokens that the next work has at least: those that are computed together with the next one.
+    pub(crate) fn least(&self) -> u32 {
+        let at = self.whole.partition_point(|tokens| tokens.end <= self.computed);
+        let next = self.whole.get(at).filter(|tokens| tokens.start <= self.computed);
+        next.map_or(1, |tokens| tokens.end - self.computed)
+    }
+
     /// The largest chunk within the budgets, or `None` where they leave no token.
     pub(crate) fn chunk(&self, budget: &Budget) -> Option<SeqWork> {
         let mut len = self.remaining().min(budget.tokens).min(self.until_cut());
@@ -180,8 +211,11 @@ impl Seq {
         let mut end = self.computed + len;
         let mut samples = end == self.len() && self.max_new > 0;
         if samples && budget.rows == 0 {
-            (len, end, samples) = (len - 1, end - 1, false);
+            (end, samples) = (end - 1, false);
         }
+        let whole = self.uncut(end);
+        samples &= whole == end;
+        (len, end) = (whole - self.computed, whole);
         if len == 0 {
             return None;
         }
@@ -208,10 +242,11 @@ impl Budget {
         self.rows -= work.logit_rows;
     }
 
-    /// Takes half away, rounded up, but no more than `tokens`, and returns it.
-    pub(crate) fn split(&mut self, tokens: u32) -> Self {
-        let half =
-            Self { tokens: self.tokens.div_ceil(2).min(tokens), rows: self.rows.div_ceil(2) };
+    /// Takes half away, rounded up, but no more than `tokens`, and returns it. Where that is less than `least`, it is as
+    /// much as that, or all.
+    pub(crate) fn split(&mut self, tokens: u32, least: u32) -> Self {
+        let share = |all: u32| all.div_ceil(2).max(least).min(all);
+        let half = Self { tokens: share(self.tokens).min(tokens), rows: share(self.rows) };
         self.tokens -= half.tokens;
         self.rows -= half.rows;
         half

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)] // helpers of tests are not seen as tests
 
 use proptest::prelude::*;
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, ops::Range};
 use taper_base::SeqId;
 use taper_scheduler::{
     Admission, AdmitError, BlockPool, CountingPool, Scheduler, SchedulerConfig, SeqOutcome,
@@ -15,22 +15,19 @@ enum Call {
         prompt: u32,
         max_new: u32,
         all_logits: bool,
+        /// Where tokens that are computed together begin and how many they are, of so many.
+        whole: Option<(u32, u32)>,
     },
     /// Cancels the sequence that this index hits, between plan and commit or outside.
-    Cancel {
-        index: usize,
-        mid_step: bool,
-    },
+    Cancel { index: usize, mid_step: bool },
     /// The sequence hit ends early.
-    Step {
-        ends: Option<usize>,
-    },
+    Step { ends: Option<usize> },
 }
 
 fn calls() -> impl Strategy<Value = Vec<Call>> {
     let call = prop_oneof![
-        3 => (1u32..30, 0u32..40, prop::bool::weighted(0.2))
-            .prop_map(|(prompt, max_new, all_logits)| Call::Admit { prompt, max_new, all_logits }),
+        3 => (1u32..30, 0u32..40, prop::bool::weighted(0.2), prop::option::weighted(0.3, (0u32..30, 1u32..30)))
+            .prop_map(|(prompt, max_new, all_logits, whole)| Call::Admit { prompt, max_new, all_logits, whole }),
         1 => (any::<usize>(), any::<bool>())
             .prop_map(|(index, mid_step)| Call::Cancel { index, mid_step }),
         8 => prop::option::weighted(0.1, any::<usize>()).prop_map(|ends| Call::Step { ends }),
@@ -56,6 +53,7 @@ struct Known {
     prompt: u32,
     max_new: u32,
     all_logits: bool,
+    whole: Option<Range<u32>>,
     generated: u32,
     /// Tokens whose keys are in the cache.
     computed: u32,
@@ -92,6 +90,17 @@ impl World {
     }
 
     fn admit(&mut self, prompt: u32, max_new: u32, all_logits: bool) {
+        self.admit_with(prompt, max_new, all_logits, None);
+    }
+
+    fn admit_with(
+        &mut self,
+        prompt: u32,
+        max_new: u32,
+        all_logits: bool,
+        whole: Option<(u32, u32)>,
+    ) {
+        let whole = whole.map(|(start, n)| start % prompt..(start % prompt + n).min(prompt));
         let id = SeqId(self.next_id);
         self.next_id += 1;
         let prompt_tokens = (0..prompt).collect();
@@ -103,6 +112,7 @@ impl World {
             client: None,
             priority: 0,
             cut_tokens: 0,
+            whole: whole.iter().cloned().collect(),
         };
         let capacity = self.pool.total() * self.pool.block_tokens();
         match self.scheduler.admit(admission, &self.pool) {
@@ -112,6 +122,7 @@ impl World {
                     prompt,
                     max_new,
                     all_logits,
+                    whole,
                     generated: 0,
                     computed: 0,
                     holds_blocks: false,
@@ -120,6 +131,12 @@ impl World {
                 self.live.insert(id, known);
             }
             Err(AdmitError::NeverFits { .. }) => assert!(prompt + max_new > capacity),
+            Err(AdmitError::TooManyAtOnce { tokens, most }) => {
+                let config = self.scheduler.config();
+                let rows = if all_logits { config.max_logit_rows } else { u32::MAX };
+                assert_eq!(most, config.max_num_batched_tokens.min(rows));
+                assert!(tokens > most && whole.is_some_and(|whole| whole.len() as u32 == tokens));
+            }
             Err(AdmitError::QueueFull { limit }) => {
                 assert!(self.scheduler.waiting() >= limit as usize);
             }
@@ -190,8 +207,12 @@ impl World {
         }
         self.check_first(plan, decoding);
         let mut ids: Vec<SeqId> = plan.works.iter().map(|w| w.id).collect();
+        let alone = plan.works.iter().any(|w| {
+            let whole = self.live[&w.id].whole.as_ref();
+            whole.is_some_and(|whole| (w.start..w.end()).contains(&whole.start.max(w.start)))
+        });
         for id in decoding {
-            assert!(ids.contains(id) || plan.preempted.contains(id), "{id:?} stalls");
+            assert!(alone || ids.contains(id) || plan.preempted.contains(id), "{id:?} stalls");
         }
         ids.sort_unstable();
         ids.dedup();
@@ -200,6 +221,8 @@ impl World {
             let k = self.live.get_mut(&w.id).unwrap();
             assert!(k.holds_blocks && w.len > 0);
             assert_eq!(w.start, k.computed, "in order, without gap, once");
+            let whole = k.whole.clone().unwrap_or_default();
+            assert!(w.end() <= whole.start || w.end() >= whole.end, "cut");
             assert!(w.end() <= k.len());
             assert!(self.pool.held(w.id) * self.pool.block_tokens() >= w.end());
             assert_eq!(w.samples, w.end() == k.len() && k.max_new > 0);
@@ -219,7 +242,7 @@ impl World {
         let prompts = self.live.iter().filter(|(id, k)| k.holds_blocks && !decoding.contains(id));
         let Some((id, k)) = prompts.min_by_key(|(id, _)| **id) else { return };
         let len = plan.works.iter().find(|w| w.id == *id).map_or(0, |w| w.len);
-        let owed = if k.all_logits { 1 } else { left.div_ceil(2) };
+        let owed = if k.all_logits || k.whole.is_some() { 1 } else { left.div_ceil(2) };
         assert!(len >= owed.min(k.len() - k.computed), "{id:?} has {len} of {left} tokens");
     }
 
@@ -246,8 +269,8 @@ fn play(config: SchedulerConfig, pool: CountingPool, calls: &[Call]) -> Vec<Step
     let mut world = World::new(config, pool);
     for call in calls {
         match *call {
-            Call::Admit { prompt, max_new, all_logits } => {
-                world.admit(prompt, max_new, all_logits);
+            Call::Admit { prompt, max_new, all_logits, whole } => {
+                world.admit_with(prompt, max_new, all_logits, whole);
             }
             Call::Cancel { index, mid_step: true } => world.step(None, Some(index)),
             Call::Cancel { index, mid_step: false } => {

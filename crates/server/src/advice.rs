@@ -78,6 +78,9 @@ fn of_engine(error: &EngineError, engine: Option<&EngineArgs>) -> Option<String>
         EngineError::NoRecall { .. } => "leave --kv-recall-pages out",
         EngineError::Eviction(error) => return of_eviction(error),
         EngineError::NoHotTokens { .. } => "pass --kv-offloading-dir, or leave --kv-hot-tokens out",
+        EngineError::NoColdRoom { .. } => {
+            "raise --kv-offloading-size, or lower --kv-cache-memory-bytes"
+        }
         EngineError::NoDisk { .. } => "leave --kv-offloading-dir out",
         EngineError::Scheme { .. } => "choose another --kv-cache-dtype",
         EngineError::SameBits { .. } => "leave one of them out of --additional-config",
@@ -190,8 +193,14 @@ fn of_experts(error: &ExpertError) -> Option<String> {
 }
 
 fn of_cache(error: &KvCacheError) -> Option<String> {
-    let disk = matches!(error, KvCacheError::Disk { .. });
-    disk.then(|| "give a --kv-offloading-dir that can be written, or leave it out".to_owned())
+    let advice = match error {
+        KvCacheError::Disk { .. } => {
+            "give a --kv-offloading-dir that can be written, or leave it out"
+        }
+        KvCacheError::DiskInUse { .. } => "give a --kv-offloading-dir of its own to each server",
+        _ => return None,
+    };
+    Some(advice.to_owned())
 }
 
 fn of_gpu(error: &NoGpu) -> Option<String> {
@@ -274,7 +283,10 @@ mod tests {
         let no_model = HubError::NotAModel { dir: "m".into(), missing: "config.json".into() };
         let source = KvCodecError::HeadDim { head_dim: 7 };
         let scheme = EngineError::Scheme { scheme: "turbo4".into(), source };
-        let all: [(anyhow::Error, &str); 28] = [
+        let no_cold_room =
+            EngineError::NoColdRoom { kv_bytes: 3, resident_bytes: 1, disk_bytes: 1 };
+        let in_use = KvCacheError::DiskInUse { dir: "d".into() };
+        let all: [(anyhow::Error, &str); 30] = [
             (Error::NoMemory { weights: 2, allowed: 1, share: 0.5 }.into(), "--gpu-memory-util"),
             (Error::MemoryShare { share: 2.0 }.into(), "--gpu-memory-utilization"),
             (Error::ModelHasNoTemplate { path: "m".into() }.into(), "--chat-template"),
@@ -285,10 +297,12 @@ mod tests {
             (EngineError::NoDisk { family: "f" }.into(), "--kv-offloading-dir"),
             (EngineError::NoRecall { reason: "r" }.into(), "--kv-recall-pages"),
             (EngineError::NoHotTokens { reason: "r" }.into(), "--kv-hot-tokens"),
+            (no_cold_room.into(), "--kv-offloading-size"),
             (EngineError::SameBits { bits: 4 }.into(), "--additional-config"),
             (scheme.into(), "--kv-cache-dtype"),
             (Error::Engine(EngineError::Disk(disk())).into(), "--kv-offloading-dir"),
             (Error::KvCache(disk()).into(), "--kv-offloading-dir"),
+            (Error::Engine(EngineError::Disk(in_use)).into(), "--kv-offloading-dir"),
             (not_cached().unwrap().into(), "taper download org/name"),
             (Error::Hub(not_cached().unwrap()).into(), "taper download org/name"),
             (no_model.into(), "copy the missing file"),

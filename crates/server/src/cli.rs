@@ -7,24 +7,27 @@ use crate::{
     image_args::ImageArgs,
     kv_args::KvArgs,
     kv_report::KvReportArgs,
+    launch::LaunchArgs,
     longctx_args::{CallerArgs, LongctxCommand, RescueArgs},
     lora_args::LoraArgs,
     model::NoGpu,
+    models_args::ModelsArgs,
+    parser_args::{ToolParser, reasoning_parsers},
+    ps::PsArgs,
     serving_args::ServingArgs,
     sizes,
     speculation_args::SpeculationArgs,
+    transcribe_args::{SpeechArgs, TranscribeArgs},
 };
-use clap::{
-    Args, Parser, Subcommand,
-    builder::{NonEmptyStringValueParser, PossibleValuesParser, TypedValueParser},
-};
+use clap::{Args, Parser, Subcommand, builder::NonEmptyStringValueParser};
+use clap_complete::Shell;
 use serde_json::{Map, Value as Json};
-use std::{iter, path::PathBuf, time::Duration};
+use std::{path::PathBuf, time::Duration};
 use taper::{
     ChatTemplateFrom, Exact, KvIdle, Options, Precision,
     gpu::{self, Gpu},
 };
-use taper_chat::{ReasoningFormat, ToolFormat};
+use taper_chat::ReasoningFormat;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -81,6 +84,8 @@ pub(crate) enum Command {
     Run(RunArgs),
     /// Chat with a model in the terminal.
     Chat(ChatArgs),
+    /// Write down what is said in a sound file.
+    Transcribe(TranscribeArgs),
     /// Show a model's architecture, weight formats and memory needs.
     Inspect(InspectArgs),
     /// Measure the quality loss of each KV-cache codec on a model, and recommend one.
@@ -108,6 +113,20 @@ pub(crate) enum Command {
     /// Search source trees, and serve searches to models over HTTP and MCP.
     #[command(subcommand)]
     Longctx(LongctxCommand),
+    /// Start a coding agent with a running server as its model.
+    Launch(LaunchArgs),
+    /// Print a shell's completions of commands and flags.
+    ///
+    /// For example: taper completions bash > ~/.local/share/bash-completion/completions/taper
+    Completions {
+        /// The shell.
+        shell: Shell,
+    },
+    /// Write manual pages, one for each command, into a directory.
+    Man {
+        /// Directory; it is made if it is not there.
+        dir: PathBuf,
+    },
 }
 
 /// A model, as an argument or as a flag.
@@ -190,9 +209,9 @@ pub(crate) struct EngineArgs {
     pub(crate) no_enable_prefix_caching: bool,
     /// Keep the prefix cache in this directory too, so that it survives restarts.
     ///
-    /// Several servers and models may share one directory: an entry is used only by a model with
-    /// the same weights, arithmetic and KV cache. To check this, all weights are read at startup.
-    /// Keep the directory private: prompts can be recovered from it.
+    /// Several servers and models may share one directory: an entry is used only by a model with the same weights,
+    /// arithmetic and KV cache. To check this, all weights are read at startup. A server with --kv-hot-tokens needs a
+    /// directory of its own. Keep the directory private: prompts can be recovered from it.
     #[arg(long, value_name = "DIR")]
     pub(crate) kv_offloading_dir: Option<PathBuf>,
     /// Maximum size of --kv-offloading-dir in GiB, or with a unit, such as 500MiB; the least
@@ -203,6 +222,8 @@ pub(crate) struct EngineArgs {
     #[arg(long, default_value_t = 0.6, value_name = "FRACTION")]
     pub(crate) gpu_memory_utilization: f64,
     /// Size of the KV cache, such as 4GiB; replaces --gpu-memory-utilization.
+    ///
+    /// With --kv-hot-tokens it counts pages on disk too, and --gpu-memory-utilization limits what is in memory.
     #[arg(long, value_name = "BYTES", value_parser = sizes::bytes)]
     pub(crate) kv_cache_memory_bytes: Option<u64>,
     /// Seconds without a request after which KV-cache memory is returned to the system; 0 keeps it.
@@ -231,18 +252,20 @@ pub(crate) struct EngineArgs {
     pub(crate) chat_template: Option<String>,
 }
 
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 pub(crate) struct ServeArgs {
     #[command(flatten)]
     pub(crate) model: ModelArg,
+    #[command(flatten)]
+    pub(crate) models: ModelsArgs,
     /// Model name in the API [default: the model's]. Separate several with commas, or repeat the
     /// flag.
     #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new())]
     pub(crate) served_model_name: Vec<String>,
-    /// What the model is for: generate text, embed texts (make vectors of them) or score texts (a
-    /// reranker); auto looks at its files. Qwen 3 Reranker, whose files are those of a language
+    /// What the model is for: generate text, embed texts (make vectors of them), score texts (a
+    /// reranker) or transcribe speech; auto looks at its files. Qwen 3 Reranker, whose files are those of a language
     /// model, needs "score".
-    #[arg(long, default_value = "auto", value_name = "TASK", value_parser = ["auto", "generate", "embed", "score"])]
+    #[arg(long, default_value = "auto", value_name = "TASK", value_parser = ["auto", "generate", "embed", "score", "transcribe"])]
     pub(crate) task: String,
     /// Address or host name to listen on; 0.0.0.0 opens the server to the network.
     ///
@@ -258,6 +281,8 @@ pub(crate) struct ServeArgs {
     pub(crate) lora: LoraArgs,
     #[command(flatten)]
     pub(crate) images: ImageArgs,
+    #[command(flatten)]
+    pub(crate) speech: SpeechArgs,
     #[command(flatten)]
     pub(crate) callers: CallerArgs,
     #[command(flatten)]
@@ -401,16 +426,6 @@ pub(crate) struct DownloadArgs {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct PsArgs {
-    /// Address of the server.
-    #[arg(long, default_value = "http://127.0.0.1:8000")]
-    pub(crate) url: String,
-    /// API key of the server.
-    #[arg(long, value_name = "KEY")]
-    pub(crate) api_key: Option<String>,
-}
-
-#[derive(Debug, Args)]
 pub(crate) struct DoctorArgs {
     /// GPU to check: cuda or metal [default: the one that this build supports].
     #[arg(long, value_parser = ["cuda", "metal"])]
@@ -423,39 +438,8 @@ pub(crate) struct DoctorArgs {
     pub(crate) report: Option<PathBuf>,
 }
 
-/// What `--tool-call-parser` says.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum ToolParser {
-    /// The format that the chat template and the architecture show.
-    Auto,
-    Named(ToolFormat),
-}
-
-impl ToolParser {
-    /// Takes `auto` and the names of all formats.
-    fn names() -> impl TypedValueParser<Value = Self> {
-        let names = iter::once("auto").chain(ToolFormat::names());
-        PossibleValuesParser::new(names).try_map(|name| match name.as_str() {
-            "auto" => Ok(Self::Auto),
-            name => name.parse().map(Self::Named),
-        })
-    }
-
-    /// The format, for a model with this chat template.
-    pub(crate) fn format(self, template: &str, model_type: &str) -> ToolFormat {
-        match self {
-            Self::Auto => ToolFormat::detect(template, model_type),
-            Self::Named(format) => format,
-        }
-    }
-}
-
 fn json_object(text: &str) -> Result<Map<String, Json>, String> {
     serde_json::from_str(text).map_err(|error| format!("is no JSON object: {error}"))
-}
-
-fn reasoning_parsers() -> impl TypedValueParser<Value = ReasoningFormat> {
-    PossibleValuesParser::new(ReasoningFormat::names()).try_map(|name| name.parse())
 }
 
 impl EngineArgs {

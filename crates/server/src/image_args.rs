@@ -3,7 +3,9 @@
 use crate::sizes;
 use clap::Args;
 use serde::Deserialize;
+use serde_json::{Map, Value};
 use std::time::Duration;
+use taper::Builder;
 use taper_openai_server::ImageLimits;
 
 /// Which images requests may have, of models that see.
@@ -22,12 +24,22 @@ pub(crate) struct ImageArgs {
     /// Seconds that fetching an image may take, redirects included.
     #[arg(long, default_value_t = 5, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=600))]
     pub(crate) media_fetch_timeout: u64,
+    /// Fields that count instead of those of the model's preprocessor_config.json, as JSON. Fewer pixels are fewer tokens,
+    /// and less time: '{"max_pixels": 1003520}'.
+    #[arg(long, value_name = "JSON", value_parser = object)]
+    pub(crate) mm_processor_kwargs: Option<Map<String, Value>>,
     /// Memory for what was made of the last images, in GiB or with a unit, such as 512MiB; 0 keeps nothing.
     #[arg(long, default_value_t = 0.25, value_name = "GIB", value_parser = sizes::gib)]
     pub(crate) mm_processor_cache_gb: f64,
 }
 
 impl ImageArgs {
+    /// A model with its tower, if images are taken.
+    pub(crate) fn apply(&self, builder: Builder) -> Builder {
+        let kwargs = self.mm_processor_kwargs.clone().unwrap_or_default();
+        builder.images(self.limit_mm_per_prompt > 0).mm_processor_kwargs(kwargs)
+    }
+
     /// What the server takes.
     pub(crate) fn limits(&self) -> ImageLimits {
         ImageLimits {
@@ -47,6 +59,11 @@ struct PerPrompt {
     image: Option<usize>,
     video: Option<usize>,
     audio: Option<usize>,
+}
+
+fn object(text: &str) -> Result<Map<String, Value>, String> {
+    let object: Result<Map<String, Value>, _> = serde_json::from_str(text);
+    object.map_err(|error| format!("{error}; it is JSON like {{\"max_pixels\": 1003520}}"))
 }
 
 fn per_prompt(text: &str) -> Result<usize, String> {

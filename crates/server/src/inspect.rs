@@ -3,7 +3,7 @@
 mod experts;
 
 use crate::{
-    cli::InspectArgs,
+    cli::{EngineArgs, InspectArgs},
     model,
     output::Out,
     sizes::{count, human},
@@ -99,6 +99,39 @@ fn memory_table(args: &InspectArgs, info: &ModelInfo) -> Result<()> {
         writeln!(Out, "  {tokens:>10} {coded:>12} {exact:>14} {total:>12}{verdict}")?;
     }
     Ok(())
+}
+
+/// Tokens of the KV cache of one of several models, which its requests share.
+const SHARED_TOKENS: u64 = 32_768;
+
+/// Memory of a model's KV cache in a server of several.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct KvNeed {
+    pub(crate) bytes: u64,
+}
+
+impl KvNeed {
+    /// What the flags say, or room for a number of tokens, and no more than for all sequences at once.
+    pub(crate) fn of(args: &EngineArgs, info: &ModelInfo) -> Result<Self> {
+        if let Some(bytes) = args.kv_cache_memory_bytes {
+            return Ok(Self { bytes });
+        }
+        let most = args.max_model_len.map_or(info.max_positions as u64, u64::from);
+        let sequences = u64::from(args.max_num_seqs.unwrap_or(u32::MAX));
+        let tokens = most.saturating_mul(sequences).min(SHARED_TOKENS);
+        let tokens = tokens.max(args.max_model_len.map_or(0, u64::from));
+        let config = EngineConfig {
+            max_num_seqs: 1,
+            max_num_batched_tokens: STEP_TOKENS,
+            scheme: args.kv.plan()?.resolve(info.layers, args.gpu()?.as_ref())?,
+            exact: args.exact(),
+            kv_budget: KvBudget::Tokens(tokens),
+            ..EngineConfig::default()
+        };
+        let each: u64 = config.plan(info)?.caches.iter().map(|kv| kv.bytes()).sum();
+        let caches = 1 + args.kv.offers()?.len() as u64;
+        Ok(Self { bytes: each.saturating_mul(caches) })
+    }
 }
 
 /// "6-bit, group 64: 57 tensors; BF16: 33 tensors"

@@ -19,21 +19,29 @@ mod inspect;
 mod interrupt;
 mod kv_args;
 mod kv_report;
+mod launch;
+mod library;
 mod listen;
 mod longctx;
 mod longctx_args;
 mod lora_args;
 mod model;
+mod models_args;
 mod output;
+mod parser_args;
 mod prompt;
 mod ps;
 mod reload;
 mod rescue;
 mod run;
 mod serve;
+mod serve_many;
 mod serving_args;
+mod shell;
 mod sizes;
 mod speculation_args;
+mod transcribe;
+mod transcribe_args;
 
 use clap::Parser;
 use cli::{Cli, Command, EngineArgs};
@@ -81,6 +89,7 @@ fn run_command(cli: &Cli) -> anyhow::Result<()> {
         Some(Command::Serve(args)) => serve::serve(args),
         Some(Command::Run(args)) => run::run(args),
         Some(Command::Chat(args)) => chat::chat(args),
+        Some(Command::Transcribe(args)) => transcribe::run(args),
         Some(Command::Inspect(args)) => inspect::inspect(args),
         Some(Command::KvReport(args)) => kv_report::run(args),
         Some(Command::Calibrate(args)) => eviction_args::calibrate(args),
@@ -90,6 +99,9 @@ fn run_command(cli: &Cli) -> anyhow::Result<()> {
         Some(Command::Doctor(args)) => doctor::run(args),
         Some(Command::Convert(args)) => convert::run(args),
         Some(Command::Longctx(command)) => longctx::run(command),
+        Some(Command::Launch(args)) => launch::run(args),
+        Some(Command::Completions { shell }) => shell::completions(*shell),
+        Some(Command::Man { dir }) => shell::man(dir),
     }
 }
 

@@ -90,7 +90,11 @@ pub(crate) fn start_one(source: &ModelSource, args: &AnswerArgs, images: bool) -
 }
 
 /// What the flags say.
-fn builder(source: &ModelSource, args: &EngineArgs, requests: Requests) -> Result<Builder> {
+pub(crate) fn builder(
+    source: &ModelSource,
+    args: &EngineArgs,
+    requests: Requests,
+) -> Result<Builder> {
     let mut builder = Builder::from(source.clone())
         .dtype(&args.dtype)
         .kv(args.kv.plan()?)

@@ -1,7 +1,8 @@
 //! `taper ps`: what a running server serves, and how busy it is.
 
-use crate::{cli::PsArgs, output::Out};
+use crate::output::Out;
 use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
 use serde::Deserialize;
 use std::time::Duration;
 use ureq::http::Uri;
@@ -19,17 +20,25 @@ struct Model {
     id: String,
 }
 
+#[derive(Debug, Args)]
+pub(crate) struct PsArgs {
+    /// Address of the server.
+    #[arg(long, default_value = "http://127.0.0.1:8000")]
+    pub(crate) url: String,
+    /// API key of the server.
+    #[arg(long, value_name = "KEY")]
+    pub(crate) api_key: Option<String>,
+}
+
 pub(crate) fn run(args: &PsArgs) -> Result<()> {
     let server = server(&args.url)?;
     let client = Client::new(args.api_key.as_deref());
-    let models = client.get(&format!("{server}/v1/models"))?;
-    let models: Models = serde_json::from_str(&models)
-        .with_context(|| format!("{server} does not speak OpenAI's API"))?;
+    let models = client.models(server)?;
     let metrics = client.get(&format!("{server}/metrics"))?;
     let value = |name: &str| metric(&metrics, name);
     let used = 100.0 * value("vllm:kv_cache_usage_perc");
     writeln!(Out, "{:<40} {:>8} {:>8} {:>9}", "model", "running", "waiting", "KV cache")?;
-    for Model { id } in models.data {
+    for id in models {
         writeln!(
             Out,
             "{id:<40} {:>8} {:>8} {used:>8.1}%",
@@ -40,8 +49,13 @@ pub(crate) fn run(args: &PsArgs) -> Result<()> {
     Ok(())
 }
 
+/// Names of the models that a server has.
+pub(crate) fn models(server: &str, key: Option<&str>) -> Result<Vec<String>> {
+    Client::new(key).models(server)
+}
+
 /// The address of a server, without the path of its API.
-fn server(url: &str) -> Result<&str> {
+pub(crate) fn server(url: &str) -> Result<&str> {
     let is_address = url.parse::<Uri>().is_ok_and(|uri| {
         matches!(uri.scheme_str(), Some("http" | "https"))
             && uri.host().is_some_and(|h| !h.is_empty())
@@ -67,6 +81,13 @@ impl Client {
             .proxy(None);
         let authorization = key.map(|key| format!("Bearer {key}"));
         Self { agent: config.build().into(), authorization }
+    }
+
+    fn models(&self, server: &str) -> Result<Vec<String>> {
+        let models = self.get(&format!("{server}/v1/models"))?;
+        let models: Models = serde_json::from_str(&models)
+            .with_context(|| format!("{server} does not speak OpenAI's API"))?;
+        Ok(models.data.into_iter().map(|model| model.id).collect())
     }
 
     fn get(&self, url: &str) -> Result<String> {

@@ -9,6 +9,8 @@ use taper_base::MAX_DRAFT_TOKENS;
 
 /// Most tokens of a draft of another model, if nobody says otherwise.
 const DRAFT_TOKENS: u32 = 4;
+/// Most tokens of a draft of the model's own head, which was trained for the first one.
+const HEAD_TOKENS: u32 = 3;
 
 /// What `--speculative-config` says, in vLLM's words.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
@@ -39,8 +41,8 @@ pub(crate) struct SpeculationArgs {
     ///
     /// Drafted tokens are verified several at a time, as many as are likely to save time. The output is
     /// the same with and without. "suffix" drafts what followed earlier in the same sequence; "ngram" does
-    /// so from "prompt_lookup_min" equal tokens on; "draft_model" drafts with "model". Models with recurrent
-    /// layers, and models on GPUs, draft nothing.
+    /// so from "prompt_lookup_min" equal tokens on; "draft_model" drafts with "model"; "mtp" drafts with the
+    /// multi-token prediction head of the checkpoint itself. Models on GPUs draft nothing.
     #[arg(long, value_name = "JSON", value_parser = config)]
     pub(crate) speculative_config: Option<Asked>,
     /// A smaller model with the same vocabulary that drafts: a directory, a GGUF file or the name of one that
@@ -99,27 +101,29 @@ impl SpeculationArgs {
                 }
             });
         }
-        let shortest = match method.as_deref() {
-            None | Some("suffix") => None,
+        let drafts = match method.as_deref() {
+            None | Some("suffix") => Speculation::suffix(),
+            Some("mtp") => Speculation::mtp().most(HEAD_TOKENS),
             Some("draft_model") => {
                 bail!("--speculative-config: the method \"draft_model\" needs a model")
             }
-            Some("ngram") => Some(prompt_lookup_min.or(prompt_lookup_max).unwrap_or(3)),
+            Some("ngram") => {
+                Speculation::ngram(prompt_lookup_min.or(prompt_lookup_max).unwrap_or(3))
+            }
             Some(other) => {
                 bail!(
-                    "--speculative-config: there is no method {other:?}; use \"suffix\", \"ngram\" or \"draft_model\""
+                    "--speculative-config: there is no method {other:?}; use \"suffix\", \"ngram\", \"draft_model\" or \"mtp\""
                 )
             }
         };
         ensure!(
-            shortest.is_some() || prompt_lookup_min.or(prompt_lookup_max).is_none(),
+            method.as_deref() == Some("ngram") || prompt_lookup_min.or(prompt_lookup_max).is_none(),
             "--speculative-config: prompt_lookup_min is for the method \"ngram\""
         );
         if most == Some(0) {
             return Ok(builder.speculation(None));
         }
-        let speculation = shortest.map_or_else(Speculation::suffix, Speculation::ngram);
-        Ok(builder.speculation(Some(most.into_iter().fold(speculation, Speculation::most))))
+        Ok(builder.speculation(Some(most.into_iter().fold(drafts, Speculation::most))))
     }
 }
 
@@ -145,6 +149,7 @@ mod tests {
             r#"{"method": "suffix", "num_speculative_tokens": 4}"#,
             r#"{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_min": 2, "prompt_lookup_max": 4}"#,
             r#"{"model": "ngram"}"#,
+            r#"{"method": "mtp", "num_speculative_tokens": 2}"#,
         ] {
             assert!(applied(json).is_ok(), "{json}");
         }
@@ -153,7 +158,8 @@ mod tests {
     #[test]
     fn what_is_not_there_is_refused() {
         for (json, word) in [
-            (r#"{"method": "mtp"}"#, "no method"),
+            (r#"{"method": "medusa"}"#, "no method"),
+            (r#"{"method": "mtp", "model": "/no/such/model"}"#, "only the method"),
             (r#"{"method": "eagle"}"#, "draft_model"),
             (r#"{"num_speculative_tokens": 99}"#, "from 0 to 8"),
             (r#"{"method": "ngram", "prompt_lookup_min": 0}"#, "at least 1"),

@@ -7,6 +7,7 @@ mod common;
 
 use common::{Server, chat, fails, taper, text};
 use serde_json::{Value, json};
+use std::{fs, path::Path};
 
 const PATH: &str = "/v1/chat/completions";
 
@@ -97,7 +98,8 @@ fn drafting_can_be_turned_off() {
 #[test]
 fn configurations_that_are_not_served_are_refused() {
     for (config, word) in [
-        (r#"{"method": "mtp"}"#, "no method"),
+        (r#"{"method": "medusa"}"#, "no method"),
+        (r#"{"method": "mtp"}"#, "no head"),
         (r#"{"method": "draft_model", "model": "/no/such/model"}"#, "/no/such/model"),
     ] {
         let error = fails(&["run", "--speculative-config", config, "Hello"]);
@@ -127,4 +129,29 @@ fn a_draft_model_changes_no_text() {
     assert!(
         with.get("/metrics").body.contains("method=\"draft_model\",num_speculative_tokens=\"4\"")
     );
+}
+
+/// A checkpoint's own head drafts for it: the same text, alone and in a batch, and drafts that are right are counted.
+#[test]
+fn a_head_changes_no_text() {
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo");
+    let model = demo.join("../../../../tests/models/demo-moe-hybrid");
+    let dir = tempfile::tempdir().unwrap();
+    for file in fs::read_dir(&model).unwrap().map(|file| file.unwrap().path()) {
+        fs::copy(&file, dir.path().join(file.file_name().unwrap())).unwrap();
+    }
+    fs::copy(demo.join("tokenizer.json"), dir.path().join("tokenizer.json")).unwrap();
+    let config = r#"{"method": "mtp", "num_speculative_tokens": 2}"#;
+    let dir = dir.path().to_str().unwrap();
+    let server = Server::start(&[dir, "--max-num-seqs", "2", "--speculative-config", config]);
+    for (seed, temperature) in [(1, 0.0), (2, 0.7)] {
+        let fields = json!({ "max_tokens": 70, "temperature": temperature, "seed": seed, "n": 2 });
+        let asked = chat(LIST, fields);
+        let mut off = asked.clone();
+        off["max_draft_tokens"] = json!(0);
+        assert_eq!(content(server.ask(PATH, &asked)), content(server.ask(PATH, &off)));
+    }
+    assert!(server.metric("vllm:spec_decode_num_accepted_tokens_total") > 0.0);
+    let metrics = server.get("/metrics").body;
+    assert!(metrics.contains("method=\"mtp\",num_speculative_tokens=\"2\""), "{metrics}");
 }

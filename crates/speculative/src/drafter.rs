@@ -18,6 +18,19 @@ pub struct DraftInput<'a> {
     pub most: usize,
 }
 
+/// Hidden states of tokens that a step has computed and that stay.
+#[derive(Debug, Clone, Copy)]
+pub struct Computed<'a> {
+    /// The sequence.
+    pub id: SeqId,
+    /// Prompt, then output; the first token after those that were computed is among them.
+    pub tokens: &'a [TokenId],
+    /// Tokens before those that were computed.
+    pub start: usize,
+    /// What the model's output projection read of each `[n, hidden]`.
+    pub hidden: &'a [f32],
+}
+
 /// Tokens that may come next, in order.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Draft {
@@ -45,6 +58,20 @@ pub enum DraftError {
 pub trait Drafter: Send + fmt::Debug {
     /// Its name, as `--speculative-config` has it.
     fn method(&self) -> &'static str;
+
+    /// Whether it drafts from the model's hidden states, which [`Self::observe`] then gets.
+    fn reads_hidden(&self) -> bool {
+        false
+    }
+
+    /// Takes in what a step has computed of some sequences, prompts included. Where a sequence's tokens do not follow
+    /// those before, it is computed again, or a known prefix of it was left out.
+    ///
+    /// # Errors
+    /// As [`Self::propose`].
+    fn observe(&mut self, _seqs: &[Computed<'_>]) -> Result<(), DraftError> {
+        Ok(())
+    }
 
     /// Does a part of the work that is done once for a sequence, such as computing its prompt, so that steps stay
     /// short. What it takes is no cost of proposing.

@@ -12,13 +12,16 @@ mod controller;
 mod costs;
 mod drafter;
 mod index;
+mod likeliest;
 mod model;
+mod mtp;
 mod suffix;
 mod track;
 
 pub use controller::{Controller, Proposal, Verified};
 pub use costs::Costs;
-pub use drafter::{Draft, DraftError, DraftInput, Drafter};
+pub use drafter::{Computed, Draft, DraftError, DraftInput, Drafter};
 pub use index::{Match, SuffixIndex};
 pub use model::{DraftModelError, ModelDrafter};
+pub use mtp::MtpDrafter;
 pub use suffix::SuffixDrafter;

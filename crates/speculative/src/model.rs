@@ -1,6 +1,6 @@
 //! Drafts of a smaller model.
 
-use crate::{Draft, DraftError, DraftInput, Drafter};
+use crate::{Draft, DraftError, DraftInput, Drafter, likeliest::Likeliest};
 use std::{collections::HashMap, sync::Arc};
 use taper_base::{MAX_DRAFT_TOKENS, Phase, SeqId, TokenId};
 use taper_kv_cache::{KvCache, KvCacheError, KvScheme, SeqRange};
@@ -13,11 +13,6 @@ const BLOCK: usize = 32;
 const CHUNK: usize = 512;
 /// More tokens than these are computed before a sequence is drafted for; as many are new after a step.
 const NEW: usize = 2 * MAX_DRAFT_TOKENS;
-/// A draft ends behind a token that its model thinks less likely than this.
-const UNSURE: f32 = 0.3;
-/// Probabilities of a draft's first token from which on the classes begin.
-const CLASSES: [f32; 5] = [0.0, 0.3, 0.5, 0.7, 0.9];
-
 /// Why a model cannot draft for another.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -133,7 +128,7 @@ impl ModelDrafter {
     }
 }
 
-fn full(room: Result<(), KvCacheError>) -> Result<bool, DraftError> {
+pub(crate) fn full(room: Result<(), KvCacheError>) -> Result<bool, DraftError> {
     match room {
         Ok(()) => Ok(false),
         Err(KvCacheError::Full { .. }) => Ok(true),
@@ -141,17 +136,8 @@ fn full(room: Result<(), KvCacheError>) -> Result<bool, DraftError> {
     }
 }
 
-fn failed(error: impl std::error::Error + Send + Sync + 'static) -> DraftError {
+pub(crate) fn failed(error: impl std::error::Error + Send + Sync + 'static) -> DraftError {
     DraftError::Failed(Arc::new(error))
-}
-
-/// The likeliest token and its probability, where all logits are numbers.
-fn likeliest(row: &[f32]) -> Option<(TokenId, f32)> {
-    let best = row.iter().copied().enumerate().max_by(|a, b| a.1.total_cmp(&b.1));
-    let (at, logit) = best.filter(|(_, logit)| logit.is_finite())?;
-    let mass: f32 = row.iter().map(|x| (x - logit).exp()).sum();
-    let probability = Some(1.0 / mass).filter(|p| p.is_finite())?;
-    Some((u32::try_from(at).ok()?, probability))
 }
 
 impl Drafter for ModelDrafter {
@@ -196,20 +182,14 @@ impl Drafter for ModelDrafter {
             if works.is_empty() {
                 break;
             }
-            self.run(&works, Phase::Decode, |at, row| chosen[at] = likeliest(row))?;
+            self.run(&works, Phase::Decode, |at, row| chosen[at] = Likeliest::of(row))?;
             for (&(i, token), choice) in open.iter().zip(&chosen) {
                 self.computed.entry(seqs[i].id).or_default().push(token);
-                let Some((next, probability)) = *choice else { continue };
-                let draft = &mut drafts[i];
-                if draft.tokens.is_empty() {
-                    draft.class = CLASSES.partition_point(|&from| from <= probability) - 1;
-                }
-                draft.tokens.push(next);
+                choice.into_iter().for_each(|choice| choice.extend(&mut drafts[i]));
             }
-            let goes_on = |((i, _), choice): ((usize, TokenId), Option<(TokenId, f32)>)| {
-                let (next, probability) = choice?;
-                let more = drafts[i].tokens.len() < seqs[i].most && probability >= UNSURE;
-                more.then_some((i, next))
+            let goes_on = |((i, _), choice): ((usize, TokenId), Option<Likeliest>)| {
+                let more = choice?.goes_on() && drafts[i].tokens.len() < seqs[i].most;
+                more.then_some((i, choice?.token))
             };
             open = open.into_iter().zip(chosen).filter_map(goes_on).collect();
         }
@@ -222,7 +202,7 @@ impl Drafter for ModelDrafter {
     }
 
     fn expected(&self, class: usize) -> f32 {
-        CLASSES.get(class).map_or(0.0, |from| from.midpoint(1.0))
+        Likeliest::expected(class)
     }
 }
 

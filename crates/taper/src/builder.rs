@@ -1,6 +1,7 @@
 //! Settings of a model.
 
 use crate::{Error, Eviction, Experts, KvPlan, ModelSource, Result, Taper, load};
+use serde_json::{Map, Value};
 use std::{fmt, path::PathBuf, sync::Arc};
 use taper_engine::{KvIdle, Scheduling, Speculation};
 use taper_kv_codecs::Exact;
@@ -85,6 +86,7 @@ pub struct Builder {
     pub(crate) experts: Option<Experts>,
     pub(crate) moe_top_k: Option<usize>,
     pub(crate) images: bool,
+    pub(crate) processor_kwargs: Map<String, Value>,
 }
 
 impl Builder {
@@ -120,6 +122,7 @@ impl Builder {
             experts: None,
             moe_top_k: None,
             images: false,
+            processor_kwargs: Map::new(),
         }
     }
 
@@ -194,7 +197,8 @@ impl Builder {
         Self { draft_model: Some((model, most)), ..self }
     }
 
-    /// Bytes of the KV cache, instead of a share of the memory.
+    /// Bytes of the KV cache, instead of a share of the memory. With [`Self::kv_hot_tokens`] they count pages on disk
+    /// too, and the share limits what is in memory.
     #[must_use]
     pub fn kv_bytes(self, bytes: u64) -> Self {
         Self { kv_bytes: Some(bytes), ..self }
@@ -309,6 +313,12 @@ impl Builder {
     #[must_use]
     pub fn images(self, images: bool) -> Self {
         Self { images, ..self }
+    }
+
+    /// Fields that count instead of those of the file that says how images are prepared, such as `max_pixels`.
+    #[must_use]
+    pub fn mm_processor_kwargs(self, processor_kwargs: Map<String, Value>) -> Self {
+        Self { processor_kwargs, ..self }
     }
 
     /// The arithmetic, for so many sequences.

@@ -36,7 +36,7 @@ impl DraftModel {
             return Err(Error::DraftTokens { model: name(), token });
         }
         // The longest sequence is the other model's affair: what is too long here is not drafted.
-        let options = LoadOptions { max_model_len: None, ..options };
+        let options = LoadOptions { max_model_len: None, draft_head: false, ..options };
         let model = load_weights(&source.checkpoint()?, options, None);
         let model = model.map_err(|source| Error::Model { model: name(), source })?;
         let fits = ModelDrafter::check(model.info(), vocab);

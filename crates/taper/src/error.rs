@@ -2,13 +2,15 @@
 
 use crate::{StatisticsError, kv_plan::KvPlanError};
 use std::{io, path::PathBuf};
-use taper_base::{AdapterRefused, GenerationError, ImageError, SubmitError};
+use taper_audio::WhisperError;
+use taper_base::{AdapterRefused, GenerationError, ImageError, SubmitError, TranscribeError};
 use taper_chat::ChatError;
 use taper_engine::{EngineError, QueryError, speculative::DraftModelError};
 use taper_hub::HubError;
 use taper_kv_cache::KvCacheError;
 use taper_models::ModelError;
 use taper_tensor::TensorError;
+use taper_vision::VisionError;
 use taper_weights::WeightsError;
 
 /// Why a model cannot be loaded, or gives no answer.
@@ -50,12 +52,15 @@ pub enum Error {
         /// The first token that differs.
         token: u32,
     },
-    /// A draft model for one with recurrent layers, whose states cannot go back behind a draft that was wrong.
-    #[error("a draft model drafts for models without recurrent layers, and {family} has some")]
-    DraftOfRecurrent {
-        /// The model that it should draft for.
-        family: &'static str,
+    /// The model's own head is to draft, and there is none.
+    #[error("{model} has no head that drafts: its checkpoint has no MTP layer that is known here")]
+    NoDraftHead {
+        /// The model.
+        model: String,
     },
+    /// Its images cannot be prepared as was asked.
+    #[error("images of the model: {0}")]
+    Vision(#[from] VisionError),
     /// A draft model, and a GPU.
     #[error("a draft model runs on the CPU only, and so must the model that it drafts for")]
     DraftOnGpu,
@@ -79,6 +84,23 @@ pub enum Error {
     /// A conversation with a model that has no chat template.
     #[error("there is no chat template, so text can only be continued as it is")]
     NoTemplate,
+    /// A model of speech that cannot be used.
+    #[error("loading {model}: {source}")]
+    Speech {
+        /// The model.
+        model: String,
+        /// Why.
+        source: WhisperError,
+    },
+    /// A model that came as one file.
+    #[error("{model} is no directory of a model for speech")]
+    NoSpeech {
+        /// The model.
+        model: String,
+    },
+    /// There is no transcript of a file.
+    #[error(transparent)]
+    Transcribe(#[from] TranscribeError),
     /// An image, and a model that takes none or was built without [`Builder::images`](crate::Builder::images).
     #[error("this model does not take images")]
     NoImages,

@@ -17,6 +17,7 @@ mod memory;
 mod pooling;
 mod reranker;
 mod source;
+mod speech;
 mod vision;
 
 pub use answer::{Answer, Part, Stream};
@@ -32,12 +33,15 @@ pub use memory::{available_bytes, total_bytes};
 pub use pooling::Pooling;
 pub use reranker::{Ranked, Reranker};
 pub use source::{ModelSource, StaticModel};
-pub use vision::decode_image;
+pub use speech::Speech;
+pub use vision::{decode_image, video_frames};
 
 // What the functions here take and return.
+pub use taper_audio::{DecodeLimits as SpeechLimits, WhisperError};
 pub use taper_base::{
     AdapterInfo, AdapterRefused, Engine, FinishReason, GenerationError, ImageEncoder, ImageError,
-    RgbImage, SamplingParams, SubmitError,
+    RgbImage, SamplingParams, SubmitError, TranscribeError, TranscribeOptions, Transcript,
+    TranscriptSegment,
 };
 pub use taper_chat::{ChatError, ChatTemplate, Delta, Message, ParsedMessage, Role, Tokenizer};
 pub use taper_engine::speculative::DraftModelError;

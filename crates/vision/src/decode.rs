@@ -16,6 +16,9 @@ pub struct DecodeLimits {
     pub pixels: u64,
 }
 
+/// The longest side of an image: JPEG and GIF have none longer.
+const LONGEST_SIDE: u32 = 65_535;
+
 impl Default for DecodeLimits {
     /// 20 MiB, and 64 megapixels.
     fn default() -> Self {
@@ -44,9 +47,27 @@ pub enum DecodeError {
         /// What is allowed, columns times rows.
         limit: u64,
     },
+    /// The image is longer on one side than is allowed. It was not decoded: resizing keeps a side at first.
+    #[error("the image has {width} x {height} pixels, and a side may have {limit}")]
+    TooLong {
+        /// Columns.
+        width: u32,
+        /// Rows.
+        height: u32,
+        /// What is allowed.
+        limit: u32,
+    },
     /// The bytes begin like no format that is read.
     #[error("it is none of PNG, JPEG, WebP, GIF and BMP")]
     Format,
+    /// A video in a container that is not read.
+    #[error(
+        "{0} is not read: send a GIF, an animated WebP or PNG, or frames as data:video/jpeg;base64,<frame>,<frame>,... (for example those of ffmpeg -i video -vf fps=2 frame-%03d.jpg)"
+    )]
+    Container(&'static str),
+    /// A file without frames, where a video is wanted.
+    #[error("the file does not move: send it as an image")]
+    Still,
     /// The file is damaged, truncated, or uses what the decoder does not know.
     #[error("the file cannot be decoded: {0}")]
     Damaged(String),
@@ -65,24 +86,47 @@ pub fn decode(bytes: &[u8], limits: &DecodeLimits) -> Result<RgbImage, DecodeErr
     }
     let mut reader = ImageReader::new(Cursor::new(bytes));
     reader.set_format(format(bytes)?);
-    let mut allowed = Limits::default();
-    // Metadata of a file without pixels wants memory too.
-    allowed.max_alloc = Some(limits.pixels.saturating_mul(16).saturating_add(1 << 24));
-    reader.limits(allowed);
+    reader.limits(allowed(limits));
     let mut decoder = reader.into_decoder().map_err(damaged)?;
-    let (width, height) = decoder.dimensions();
-    if u64::from(width) * u64::from(height) > limits.pixels {
-        return Err(DecodeError::TooManyPixels { width, height, limit: limits.pixels });
-    }
-    if width == 0 || height == 0 {
-        return Err(DecodeError::Damaged("it has no pixels".to_owned()));
-    }
+    check_size(&decoder, limits)?;
     // Metadata that cannot be read do not make the image worse.
     let orientation = decoder.orientation().unwrap_or(Orientation::NoTransforms);
     let mut image = DynamicImage::from_decoder(decoder).map_err(damaged)?;
     image.apply_orientation(orientation);
     let (width, height) = (image.width(), image.height());
     Ok(RgbImage { width, height, pixels: rgb(image) })
+}
+
+/// What a decoder may take of memory.
+fn allowed(limits: &DecodeLimits) -> Limits {
+    let mut allowed = Limits::default();
+    // Metadata of a file without pixels wants memory too.
+    allowed.max_alloc = Some(limits.pixels.saturating_mul(16).saturating_add(1 << 24));
+    allowed
+}
+
+/// A decoder of an image that is not too large, and takes no more memory than it may.
+pub(crate) fn limited<D: ImageDecoder>(
+    mut decoder: D,
+    limits: &DecodeLimits,
+) -> Result<D, DecodeError> {
+    check_size(&decoder, limits)?;
+    decoder.set_limits(allowed(limits)).map_err(damaged)?;
+    Ok(decoder)
+}
+
+fn check_size(decoder: &impl ImageDecoder, limits: &DecodeLimits) -> Result<(), DecodeError> {
+    let (width, height) = decoder.dimensions();
+    if u64::from(width) * u64::from(height) > limits.pixels {
+        return Err(DecodeError::TooManyPixels { width, height, limit: limits.pixels });
+    }
+    if width.max(height) > LONGEST_SIDE {
+        return Err(DecodeError::TooLong { width, height, limit: LONGEST_SIDE });
+    }
+    match width == 0 || height == 0 {
+        true => Err(DecodeError::Damaged("it has no pixels".to_owned())),
+        false => Ok(()),
+    }
 }
 
 fn format(bytes: &[u8]) -> Result<ImageFormat, DecodeError> {
@@ -96,7 +140,7 @@ fn format(bytes: &[u8]) -> Result<ImageFormat, DecodeError> {
 
 // By value: it is the argument of `map_err`.
 #[allow(clippy::needless_pass_by_value)]
-fn damaged(error: ImageError) -> DecodeError {
+pub(crate) fn damaged(error: ImageError) -> DecodeError {
     DecodeError::Damaged(error.to_string())
 }
 

@@ -1,10 +1,12 @@
 //! A processor and a tower as an [`ImageEncoder`].
 
-use crate::settings;
+use crate::{settings, video::Sampling};
 use candle_core::Tensor;
 use sha2::{Digest, Sha256};
 use std::fmt;
-use taper_base::{EncodedImage, ImageEncoder, ImageError, PreparedImage, RgbImage, TokenId};
+use taper_base::{
+    EncodedImage, ImageEncoder, ImageError, PreparedImage, RgbImage, TokenId, VideoEncoder,
+};
 
 /// What a processor makes of an image; see [`PreparedImage`].
 #[derive(Debug)]
@@ -19,6 +21,16 @@ pub(crate) struct Prepared {
 pub(crate) trait Processor: Send + Sync + fmt::Debug {
     /// The image has a pixel at least, and as many bytes as its sizes say.
     fn prepare(&self, image: &RgbImage) -> Result<Prepared, ImageError>;
+
+    /// Which frames of videos are looked at; `None` of a family that has them otherwise than as images of several frames.
+    fn videos(&self) -> Option<&Sampling> {
+        None
+    }
+
+    /// Frames of one size, as many as [`Sampling::together`] or fewer, of a video of which `sampled` are looked at.
+    fn prepare_frames(&self, _: &[RgbImage], _sampled: usize) -> Result<Prepared, ImageError> {
+        Err(ImageError::Refused("this model takes no videos".to_owned()))
+    }
 }
 
 /// Rows for the language model, on the tower's device.
@@ -49,6 +61,7 @@ pub(crate) struct Encoder {
     pub(crate) placeholder: TokenId,
     pub(crate) image_token: TokenId,
     pub(crate) hidden: usize,
+    pub(crate) weight_bytes: u64,
     /// Hash of all that the processor and the tower read of the configuration.
     pub(crate) settings: Sha256,
 }
@@ -101,5 +114,53 @@ impl ImageEncoder for Encoder {
 
     fn hidden(&self) -> usize {
         self.hidden
+    }
+
+    fn weight_bytes(&self) -> u64 {
+        self.weight_bytes
+    }
+
+    fn videos(&self) -> Option<&dyn VideoEncoder> {
+        self.processor.videos().map(|_| self as &dyn VideoEncoder)
+    }
+}
+
+impl VideoEncoder for Encoder {
+    fn together(&self) -> usize {
+        self.processor.videos().map_or(1, |own| own.together)
+    }
+
+    fn sample(&self, frames: usize, per_second: f64) -> Vec<usize> {
+        self.processor.videos().map(|own| own.frames(frames, per_second)).unwrap_or_default()
+    }
+
+    fn label(&self, seconds: &[f64]) -> String {
+        let ends = [seconds.first(), seconds.last()].map(|at| at.copied().unwrap_or_default());
+        format!("<{:.1} seconds>", f64::midpoint(ends[0], ends[1]))
+    }
+
+    fn prepare_frames(
+        &self,
+        frames: &[RgbImage],
+        sampled: usize,
+    ) -> Result<PreparedImage, ImageError> {
+        let refused = |why: &str| ImageError::Refused(why.to_owned());
+        let first = frames.first().ok_or_else(|| refused("the video has no frames"))?;
+        let mut hash = self.settings.clone();
+        hash.update(b"frames");
+        for count in [frames.len() as u64, sampled as u64] {
+            hash.update(count.to_le_bytes());
+        }
+        for frame in frames {
+            settings::check(frame)?;
+            if (frame.width, frame.height) != (first.width, first.height) {
+                return Err(refused("the frames of the video are of several sizes"));
+            }
+            hash.update(self.hash(frame));
+        }
+        let Prepared { expansion, grid, pixels, shape } =
+            self.processor.prepare_frames(frames, sampled)?;
+        let (image_token, hash) = (self.image_token, hash.finalize().into());
+        Ok(PreparedImage { expansion, image_token, hash, grid, pixels, shape })
     }
 }

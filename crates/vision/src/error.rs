@@ -33,6 +33,14 @@ pub enum VisionError {
     /// A tensor cannot be put on the device.
     #[error("the tower cannot be made: {0}")]
     Candle(#[from] candle_core::Error),
+    /// A field was given that the processor's file has not.
+    #[error("the processor of this model has no {name:?}; it has {known}")]
+    NoSuchField {
+        /// The field.
+        name: String,
+        /// Those that it has.
+        known: String,
+    },
     /// There is no file that says how images are prepared.
     #[error("{} has neither preprocessor_config.json nor processor_config.json", .0.display())]
     NoProcessor(PathBuf),

@@ -2,7 +2,7 @@
 
 use crate::{Fields, VisionError, encoder::Encoder, families, settings, weights::Weights};
 use candle_core::Device;
-use serde_json::Value;
+use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 use std::path::Path;
 use taper_base::{ImageEncoder, TokenId};
@@ -24,6 +24,16 @@ const PARTS: &[&str] = &[
     "image_newline",
 ];
 
+/// Whether the config.json of a directory tells of a tower that can be opened.
+#[must_use]
+pub fn has_tower(dir: &Path) -> bool {
+    let Ok(config) = taper_weights::read_json(&dir.join("config.json")) else { return false };
+    let config = Value::Object(config);
+    let fields = Fields(&config);
+    let known = fields.text_or("model_type", "").is_ok_and(|name| families::find(name).is_some());
+    known && tells_of_tower(fields)
+}
+
 /// Opens the tower of a model on the CPU, in `f32`. `None` if the model has none: its config.json tells of none, or its
 /// files hold none of a tower's tensors, as those of conversions for text.
 ///
@@ -36,16 +46,29 @@ pub fn open(
     dir: &Path,
     token: &dyn Fn(&str) -> Option<TokenId>,
 ) -> Result<Option<Box<dyn ImageEncoder>>, VisionError> {
-    open_on(dir, token, &Device::Cpu)
+    open_with(dir, token, &Map::new())
 }
 
-/// As [`open`], on a device of candle.
+/// As [`open`], with fields that count instead of those of the processor's file, such as `size`.
 ///
 /// # Errors
-/// As [`open`], or the device fails.
+/// As [`open`], or the processor has no such field.
+pub fn open_with(
+    dir: &Path,
+    token: &dyn Fn(&str) -> Option<TokenId>,
+    kwargs: &Map<String, Value>,
+) -> Result<Option<Box<dyn ImageEncoder>>, VisionError> {
+    open_on(dir, token, kwargs, &Device::Cpu)
+}
+
+/// As [`open_with`], on a device of candle.
+///
+/// # Errors
+/// As [`open_with`], or the device fails.
 pub fn open_on(
     dir: &Path,
     token: &dyn Fn(&str) -> Option<TokenId>,
+    kwargs: &Map<String, Value>,
     device: &Device,
 ) -> Result<Option<Box<dyn ImageEncoder>>, VisionError> {
     let config = Value::Object(taper_weights::read_json(&dir.join("config.json"))?);
@@ -56,7 +79,9 @@ pub fn open_on(
     if !checkpoint.list().iter().any(|tensor| of_tower(&tensor.name)) {
         return Ok(None);
     }
-    open_checkpoint(&checkpoint, &settings::read(dir)?, token, device)
+    let mut fields = settings::read(dir)?;
+    settings::replace(&mut fields, kwargs)?;
+    open_checkpoint(&checkpoint, &fields, token, device)
 }
 
 /// As [`open_on`], of a checkpoint that is open and of the fields of its processor's file.
@@ -95,12 +120,16 @@ pub fn open_checkpoint(
         settings.update((text.len() as u64).to_le_bytes());
         settings.update(text);
     }
+    let own = checkpoint.list().into_iter().filter(|tensor| of_tower(&tensor.name));
+    let elements: usize = own.map(|tensor| tensor.shape.iter().product::<usize>()).sum();
+    let weight_bytes = (elements * size_of::<f32>()) as u64;
     Ok(Some(Box::new(Encoder {
         processor: parts.processor,
         tower: parts.tower,
         placeholder: parts.placeholder,
         image_token: parts.image_token,
         hidden: parts.hidden,
+        weight_bytes,
         settings,
     })))
 }

@@ -2,12 +2,28 @@
 
 use crate::{Fields, VisionError, resize::Filter};
 use half::bf16;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use std::path::Path;
 use taper_base::{ImageError, RgbImage};
 
-/// Reads preprocessor_config.json, or the image's part of processor_config.json. Newer files have both in the latter.
+/// The section of what is done to videos.
+pub(crate) const VIDEO: &str = "video_processor";
+
+/// Reads the processor's files; what there is about videos is in the section [`VIDEO`].
 pub(crate) fn read(dir: &Path) -> Result<Value, VisionError> {
+    let mut fields = read_image(dir)?;
+    let path = dir.join("video_preprocessor_config.json");
+    if path.is_file()
+        && let Some(fields) = fields.as_object_mut()
+    {
+        let own = Value::Object(taper_weights::read_json(&path)?);
+        fields.entry(VIDEO).or_insert(own);
+    }
+    Ok(fields)
+}
+
+/// Reads preprocessor_config.json, or the image's part of processor_config.json. Newer files have both in the latter.
+fn read_image(dir: &Path) -> Result<Value, VisionError> {
     let read = |name: &str| {
         let path = dir.join(name);
         path.is_file().then(|| taper_weights::read_json(&path).map(Value::Object)).transpose()
@@ -36,6 +52,23 @@ fn merge_whole(image: &mut Value, whole: Option<&Value>) {
     for (name, value) in whole.iter().filter(|(name, _)| *name != "image_processor") {
         image.entry(name).or_insert_with(|| value.clone());
     }
+}
+
+/// Puts fields into those of the files. One that no file has is a mistake: nobody would read it. Processors of Qwen have
+/// two names of their bounds.
+pub(crate) fn replace(fields: &mut Value, kwargs: &Map<String, Value>) -> Result<(), VisionError> {
+    let bounds = fields.get("size").is_some_and(|size| size.get("longest_edge").is_some());
+    let Some(fields) = fields.as_object_mut() else { return Ok(()) };
+    for (name, value) in kwargs {
+        let bound = bounds && ["min_pixels", "max_pixels"].contains(&name.as_str());
+        if !bound && !fields.contains_key(name) {
+            let known: Vec<_> = fields.keys().map(String::as_str).collect();
+            let (name, known) = (name.clone(), known.join(", "));
+            return Err(VisionError::NoSuchField { name, known });
+        }
+        fields.insert(name.clone(), value.clone());
+    }
+    Ok(())
 }
 
 /// Means and deviations of CLIP's images.

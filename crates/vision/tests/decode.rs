@@ -126,6 +126,11 @@ fn small_files_of_huge_images_are_refused() {
         let is_size = matches!(error, DecodeError::TooManyPixels { .. } | DecodeError::Damaged(_));
         assert!(is_size, "{error}");
     }
+    // Few pixels, of which a resized copy with one side as it was has many.
+    for (width, height) in [(1, 65_536), (65_536, 1)] {
+        let error = decode(&bomb(width, height), &DecodeLimits::default()).unwrap_err();
+        assert_eq!(error, DecodeError::TooLong { width, height, limit: 65_535 });
+    }
     assert!(matches!(decode(&bomb(2, 1000), &LIMITS), Err(DecodeError::Damaged(_))));
     assert!(matches!(decode(&bomb(0, 5), &LIMITS), Err(DecodeError::Damaged(_))));
 }

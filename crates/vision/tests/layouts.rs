@@ -6,7 +6,7 @@ use safetensors::{Dtype, SafeTensors, serialize, tensor::TensorView};
 use serde_json::{Value, json};
 use std::{fs, path::Path};
 use taper_base::{EncodedImage, RgbImage};
-use taper_vision::{VisionError, open};
+use taper_vision::{VisionError, open, open_with};
 
 const GROUP: usize = 32;
 
@@ -132,6 +132,20 @@ fn models_without_a_tower_have_none() {
     );
     let dir = checkpoint(&tensors(), &[("vision_config", Value::Null)]);
     assert!(open(dir.path(), &|_| None).unwrap().is_none());
+}
+
+#[test]
+fn fields_of_the_processor_are_replaced() {
+    let with = |kwargs: Value| open_with(&fixture(), &|_| None, kwargs.as_object().unwrap());
+    let tokens = |kwargs: Value| {
+        let image = RgbImage { width: 50, height: 40, pixels: vec![9; 50 * 40 * 3] };
+        with(kwargs).unwrap().unwrap().prepare(&image).unwrap().expansion.len()
+    };
+    let fewer = tokens(json!({"max_pixels": 768}));
+    assert!(fewer < tokens(json!({})), "{fewer}");
+    assert_eq!(tokens(json!({"size": {"longest_edge": 768, "shortest_edge": 384}})), fewer);
+    let error = with(json!({"max_tiles": 3})).unwrap_err();
+    assert!(matches!(error, VisionError::NoSuchField { .. }), "{error}");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 // The shell of the app without a network. The API is never touched.
-const FILES = ["./","manifest.webmanifest","icon.svg","theme.js","assets/highlight-DnYxP9bl.js","assets/index-DKeMM8rf.css","assets/index-DOlJPvWu.js","assets/katex-BhzyR5At.js"];
-const CACHE = "taper-3b60996672b3";
+const FILES = ["./","manifest.webmanifest","icon.svg","theme.js","assets/highlight-DpHVgGFm.js","assets/index-Cn5dQkgm.css","assets/index-Dsu-PmaF.js","assets/katex-BhzyR5At.js"];
+const CACHE = "taper-b4e462561fda";
 
 self.addEventListener("install", (event) => {
   event.waitUntil(caches.open(CACHE).then((cache) => cache.addAll(FILES)).then(() => self.skipWaiting()));

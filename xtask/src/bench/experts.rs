@@ -1,12 +1,17 @@
 //! `cargo xtask bench experts`: experts streamed from disk, beside the bound of the disk and beside resident ones, and
 //! policies by replay of what was used.
 
-use super::{experts_model, own::OwnArgs};
+use super::{experts_model, experts_top_k, own::OwnArgs};
 use crate::runner::{Piece, Runner};
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
-use std::{fs, path::PathBuf, time::Instant};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::Instant,
+};
 use taper_base::{ExpertStats, TokenId};
+use taper_chat::Tokenizer;
 use taper_models::{
     ExpertMemory, ExpertStreaming, LoadOptions, Policy, StreamedExperts, Trace, pack_experts,
     replay,
@@ -51,6 +56,13 @@ pub(crate) struct ExpertsArgs {
     /// Read records without their checksums.
     #[arg(long)]
     no_checksums: bool,
+    /// Run this text, instead of tokens that mean nothing: what hit rates of trained weights want.
+    #[arg(long, value_name = "FILE")]
+    text: Option<PathBuf>,
+    /// Only say how far outputs are from the model's where a token goes through so many experts; several, separated
+    /// by commas.
+    #[arg(long, value_delimiter = ',', requires = "text", value_name = "N")]
+    moe_top_k: Vec<usize>,
     /// Write which experts were used to this file, for --replay.
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
@@ -71,6 +83,10 @@ pub(crate) fn run(args: &ExpertsArgs) -> Result<()> {
         experts_model::make(&args.model, layers)?;
     }
     let weights = Checkpoint::open(&args.model)?;
+    let text = args.text.as_ref().map(|path| tokens_of(&args.model, path)).transpose()?;
+    if let (Some(text), false) = (&text, args.moe_top_k.is_empty()) {
+        return experts_top_k::run(&weights, text, &args.moe_top_k, &args.own);
+    }
     if let Some(dir) = args.pack.as_ref().filter(|dir| !taper_models::Manifest::is_in(dir)) {
         let start = Instant::now();
         let report = pack_experts(&weights, dir, &[], &mut |_, _| {})?;
@@ -102,11 +118,19 @@ pub(crate) fn run(args: &ExpertsArgs) -> Result<()> {
     println!("loaded in {:.1} s", start.elapsed().as_secs_f64());
     let experts = model.experts();
     let mut runner = Runner::over(model, &args.own.kv_cache_dtype, None, tokens, None)?;
-    measure(args, &mut runner, experts.as_ref())
+    measure(args, text.as_deref(), &mut runner, experts.as_ref())
+}
+
+/// A text's tokens.
+fn tokens_of(model: &Path, text: &Path) -> Result<Vec<TokenId>> {
+    let tokenizer = Tokenizer::load(model).context("--text wants the model's tokenizer")?;
+    let text = fs::read_to_string(text).with_context(|| format!("reading {}", text.display()))?;
+    Ok(tokenizer.encode(&text, false)?)
 }
 
 fn measure(
     args: &ExpertsArgs,
+    text: Option<&[TokenId]>,
     runner: &mut Runner,
     experts: Option<&StreamedExperts>,
 ) -> Result<()> {
@@ -121,8 +145,13 @@ fn measure(
         );
     }
     let vocab = runner.model.info().vocab as u32;
-    let prompt: Vec<TokenId> =
-        (0..args.prompt as u32).map(|i| i.wrapping_mul(2_654_435_761) % vocab).collect();
+    let prompt: Vec<TokenId> = match text {
+        Some(text) => text.iter().take(args.prompt).copied().collect(),
+        None => (0..args.prompt as u32).map(|i| i.wrapping_mul(2_654_435_761) % vocab).collect(),
+    };
+    let answers = text.map(|text| &text[prompt.len()..]);
+    let enough = answers.is_none_or(|rest| rest.len() >= args.own.decode * args.batch);
+    ensure!(enough, "the text is too short for --prompt and --decode");
     if let Some(experts) = experts {
         experts.start_trace();
     }
@@ -135,6 +164,9 @@ fn measure(
     }
     // What a model of random weights generates repeats itself, and hits experts that a text would not.
     let token = |step: usize, seq: usize| -> TokenId {
+        if let Some(answers) = answers {
+            return answers[seq * args.own.decode + step];
+        }
         let i = (step * args.batch + seq) as u32;
         i.wrapping_add(7).wrapping_mul(0x9E37_79B1).rotate_left(9) % vocab
     };
@@ -241,6 +273,11 @@ fn replays(trace: &Trace) -> Result<()> {
         let slots = (all.len() as f64 * share) as usize;
         let rate = |policy| format!("{:>10.4}", replay(trace, slots, policy).hit_rate());
         println!("{slots:>8} {}", Policy::ALL.map(rate).join(" "));
+    }
+    for (rank, (right, found)) in (1..).zip(trace.foresight()) {
+        println!(
+            "expected as number {rank}: {right:.3} were used; {found:.3} of the used ones were named so far"
+        );
     }
     Ok(())
 }

@@ -116,7 +116,8 @@ impl Layer {
         let (n, d) = (self.blocks.len(), self.g.head_dim);
         let q = Tensor::from_vec(noise(3, n * heads * d), &[n, heads, d])?.to_gpu(gpu)?;
         let params = AttnParams::new((d as f32).sqrt().recip());
-        let span = |blocks| SeqSpan { q_len: 1, kv_len: self.depth, blocks, exact: None };
+        let span =
+            |blocks| SeqSpan { q_len: 1, kv_len: self.depth, blocks, exact: None, together: None };
         let batch = AttnBatch { seqs: self.blocks.iter().map(|b| span(&b[..])).collect() };
         let mut best = f64::MAX;
         for _ in 0..3 {

@@ -5,6 +5,7 @@ mod cell;
 mod child;
 mod experts;
 mod experts_model;
+mod experts_top_k;
 mod files;
 mod gguf;
 mod gpu;

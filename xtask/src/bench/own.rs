@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use std::{path::Path, time::Instant};
 use taper_kv_cache::EVERY_TOKENS;
 use taper_kv_codecs::Exact;
-use taper_models::Precision;
+use taper_models::{LoadOptions, Precision};
 
 /// How it is measured.
 #[derive(Debug, Clone, clap::Args)]
@@ -62,8 +62,9 @@ impl OwnArgs {
         let tokens = works.iter().map(room).max().unwrap_or(0);
         let together = |work: &Work| if let Work::Decode { batch, .. } = work { *batch } else { 1 };
         let sequences = works.iter().map(together).max().unwrap_or(1);
-        let (codec, precision) = (&self.kv_cache_dtype, self.precision(sequences)?);
-        Runner::load(dir, codec, Some(Exact::DEFAULT), tokens, precision, None)
+        let options =
+            LoadOptions { precision: self.precision(sequences)?, ..LoadOptions::default() };
+        Runner::load(dir, &self.kv_cache_dtype, Some(Exact::DEFAULT), tokens, options)
     }
 
     /// Tokens a second, once a sample, after a run that warms up.

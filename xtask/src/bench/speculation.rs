@@ -41,6 +41,9 @@ pub(crate) struct SpeculationArgs {
     /// Draft with this model instead of what followed earlier.
     #[arg(long, value_name = "MODEL")]
     draft_model: Option<String>,
+    /// Draft with the checkpoint's head for multi-token prediction instead.
+    #[arg(long, conflicts_with = "draft_model")]
+    mtp: bool,
     /// Verify all that is drafted.
     #[arg(long, conflicts_with = "draft_model")]
     steady: bool,
@@ -59,7 +62,8 @@ const EDITS: usize = 10;
 
 pub(crate) fn run(root: &Path, args: &SpeculationArgs) -> Result<()> {
     let most = args.sequences.iter().copied().max().unwrap_or(1);
-    let mut speculation = Speculation::suffix().most(args.num_draft_tokens);
+    let speculation = if args.mtp { Speculation::mtp() } else { Speculation::suffix() };
+    let mut speculation = speculation.most(args.num_draft_tokens);
     if args.steady {
         speculation = speculation.steady();
     }

@@ -13,7 +13,7 @@ use std::{fs, path::Path};
 use taper_base::TokenId;
 use taper_chat::Tokenizer;
 use taper_kv_codecs::Exact;
-use taper_models::Precision;
+use taper_models::LoadOptions;
 
 /// Tokens of a window, and of a step.
 const WINDOW: usize = 1024;
@@ -21,7 +21,7 @@ const STEP: usize = 256;
 
 /// Logits of every token, window by window.
 fn logits(dir: &Path, codec: &str, exact: Option<Exact>, ids: &[TokenId]) -> Result<Vec<Vec<f64>>> {
-    let mut runner = Runner::load(dir, codec, exact, WINDOW, Precision::F32, None)?;
+    let mut runner = Runner::load(dir, codec, exact, WINDOW, LoadOptions::EXACT)?;
     let mut out = Vec::new();
     for window in ids.chunks(WINDOW) {
         for start in (0..window.len()).step_by(STEP) {

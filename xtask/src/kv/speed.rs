@@ -66,7 +66,13 @@ pub(super) fn table(depths: &[usize]) -> Result<Table> {
             repeat(&mut pages.k, bytes.k);
             repeat(&mut pages.v, bytes.v);
             let ids: Vec<_> = (0..blocks as u32).map(BlockId).collect();
-            let seqs = vec![SeqSpan { q_len: 1, kv_len: depth, blocks: &ids, exact: None }];
+            let seqs = vec![SeqSpan {
+                q_len: 1,
+                kv_len: depth,
+                blocks: &ids,
+                exact: None,
+                together: None,
+            }];
             let batch = AttnBatch { seqs };
             let time = best(|| Ok(codec.attend(LAYER, &q, &pages, &batch, &params).map(drop)?))?;
             if name == "f16" {

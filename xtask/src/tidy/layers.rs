@@ -22,7 +22,7 @@ const fn side(name: &'static str, also: &'static [&'static str]) -> Place {
 }
 
 /// The directions of `docs/architecture.md`.
-const PLACES: [Place; 25] = [
+const PLACES: [Place; 26] = [
     tier("taper-base", 0),
     tier("taper-kernels", 0),
     tier("taper-cpu", 1),
@@ -35,6 +35,7 @@ const PLACES: [Place; 25] = [
     Place { name: "taper-conformance", tier: Some(4), also: &["taper-sampler"] },
     tier("taper-kv-cache", 4),
     tier("taper-vision", 4),
+    Place { name: "taper-audio", tier: Some(4), also: &["taper-chat"] },
     tier("taper-models", 5),
     tier("taper-speculative", 6),
     Place { name: "taper-engine", tier: Some(7), also: &["taper-sampler", "taper-scheduler"] },
@@ -57,8 +58,8 @@ const PLACES: [Place; 25] = [
 /// Names of crates that only the tensor crate may know, of those of the product.
 const BACKENDS: [&str; 4] = ["candle", "cudarc", "objc2", "metal"];
 const TENSOR: &str = "taper-tensor";
-/// Its towers are made of candle's tensors.
-const VISION: &str = "taper-vision";
+/// Their encoders are made of candle's tensors.
+const MEDIA: [&str; 2] = ["taper-vision", "taper-audio"];
 /// They show how both are used together.
 const EXAMPLES: &str = "examples";
 
@@ -119,7 +120,9 @@ pub(super) fn check(packages: &[Package]) -> Vec<Finding> {
         let name = &package.name;
         for Dependency { name: of, .. } in &package.dependencies {
             let is = |backend: &str| of == backend || of.starts_with(&format!("{backend}-"));
-            let knows = name == TENSOR || name == EXAMPLES || (name == VISION && is("candle"));
+            let knows = name == TENSOR
+                || name == EXAMPLES
+                || (MEDIA.contains(&name.as_str()) && is("candle"));
             if !knows && BACKENDS.into_iter().any(is) {
                 error(format!("{name} depends on {of}, which only {TENSOR} may name"));
             }
@@ -211,6 +214,7 @@ mod tests {
         assert_eq!(errors("taper-tensor", &[("candle-core", false)]), 0);
         assert_eq!(errors("taper-models", &[("candle-core", true)]), 1);
         assert_eq!(errors("taper-vision", &[("candle-nn", false)]), 0);
+        assert_eq!(errors("taper-audio", &[("candle-core", false)]), 0);
         assert_eq!(errors("taper-vision", &[("cudarc", false)]), 1);
         assert_eq!(check(&[package("xtask", "xtask", &[("candle-nn", false)])]).len(), 1);
         assert_eq!(check(&[package("xtask", "xtask", &[("taper-models", false)])]).len(), 0);

@@ -126,7 +126,9 @@ impl Mock {
             parameters: 1,
             weight_bytes: 1,
             prefill_apart: false,
+            draft_heads: None,
             images: None,
+            ahead: None,
         };
         Self { info, forward: Box::new(forward), permits: None }
     }

@@ -122,8 +122,12 @@ fn hash(name: UnitName, part: usize, rows: &[u8]) -> [u8; HASH] {
 pub(super) fn read(name: UnitName, path: &Path, part: Option<usize>) -> io::Result<UnitRows> {
     let mut file = fs::File::open(path)?;
     let lengths = read_head(name, &mut file)?;
-    let end: u64 = lengths.iter().map(|length| length.saturating_add(HASH as u64)).sum();
-    if file.metadata()?.len() != file.stream_position()?.saturating_add(end) {
+    // No length is trusted before all of them together are the file's.
+    let head = file.stream_position()?;
+    let end = lengths
+        .iter()
+        .try_fold(head, |end, length| end.checked_add(*length)?.checked_add(HASH as u64));
+    if end != Some(file.metadata()?.len()) {
         return Err(damaged("it is not as long as what was written"));
     }
     let wanted = part.map_or(0..lengths.len(), |part| part..part + 1);
@@ -179,4 +183,25 @@ const CHANGED: &str = "its bytes are not those that were written";
 
 fn damaged(why: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, why)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Lengths whose sum is the right one only because it has wrapped.
+    #[test]
+    fn lengths_that_wrap_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, name) = (dir.path().join("unit"), UnitName::root("model"));
+        let mut head = [&MAGIC[..], &name.0, &number(4)].concat();
+        let fill = (1u64 << 62) - HASH as u64;
+        [fill, fill, fill, fill].iter().for_each(|length| head.extend(length.to_le_bytes()));
+        let hash = Sha256::digest(&head);
+        fs::write(&path, [&head[..], &hash[..]].concat()).unwrap();
+        for part in [None, Some(0), Some(3)] {
+            let error = read(name, &path, part).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{error}");
+        }
+    }
 }

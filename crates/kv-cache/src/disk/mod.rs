@@ -5,59 +5,50 @@
 //! a file is either the right one or not found, whatever wrote it; `file.rs` says what is in it.
 //!
 //! Files are written under a random name and renamed when they are whole; only their owner reads them.
-//! Several processes may share a directory: before a file makes room, those of others are counted, too.
+//! Several processes may share a directory: before a file makes room, those of others are counted, too. A process whose
+//! rows may be nowhere else has it alone (`lock.rs`).
 //! Reading and writing has threads of its own. A file that is damaged is reported, forgotten and written anew.
 
 mod file;
 mod index;
+mod lock;
+mod pulse;
+mod shared;
+#[cfg(test)]
+mod tests;
 
 pub use file::{UnitName, UnitRows};
 
 use crate::KvCacheError;
-use index::{Index, UNFINISHED};
+use index::Index;
+use pulse::Pulse;
+use shared::{Counters, Job, Shared, ToRead, bytes_of, create_private, unfinished};
 use std::{
-    fs, io,
-    path::{Path, PathBuf},
-    sync::{
-        Arc, Condvar, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-        mpsc,
-    },
+    fs,
+    path::Path,
+    sync::{Arc, Condvar, Mutex, PoisonError, atomic::Ordering, mpsc},
     thread::{self, JoinHandle},
-    time::{Duration, Instant, SystemTime},
+    time::{Duration, Instant},
 };
 
 /// Bytes that may wait to be written; what comes beyond is not kept.
 const MAX_PENDING: u64 = 256 << 20;
-/// Files of other processes are counted again after so long.
-const COUNT_EVERY: Duration = Duration::from_secs(2);
 /// Closing waits so long for files that are being written or read.
 const CLOSE_WITHIN: Duration = Duration::from_secs(5);
 /// A disk that does nothing for so long is not waited for any more.
-const DEADLINE: Duration = Duration::from_secs(4);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(4);
 /// Threads that read what a step waits for.
 const READERS: usize = 4;
 
-#[derive(Debug)]
-struct Shared {
-    dir: PathBuf,
-    max_bytes: u64,
-    index: Mutex<Index>,
-    /// When the directory's files were last counted.
-    counted: Mutex<Instant>,
-    /// Bytes that wait to be written.
-    pending: Mutex<u64>,
-    /// Fewer bytes wait than before.
-    progress: Condvar,
-    /// Somebody has waited in vain, and nothing was read or written since.
-    silent: AtomicBool,
-    written: Counters,
-}
-
-#[derive(Debug, Default)]
-struct Counters {
-    blocks: AtomicU64,
-    bytes: AtomicU64,
+/// Why a unit was not read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Unread {
+    /// There is no such file, or it is damaged. It is forgotten, and written anew with the next store.
+    #[error("the unit is not on disk, or damaged there")]
+    Gone,
+    /// The disk fails, or does not answer. What it has may be good.
+    #[error("the disk of the KV cache fails, or does not answer")]
+    Failed,
 }
 
 /// What was written since the directory was opened.
@@ -69,25 +60,10 @@ pub struct Written {
     pub bytes: u64,
 }
 
-/// A unit on its way to the disk.
-#[derive(Debug)]
-struct ToWrite {
-    name: UnitName,
-    blocks: usize,
-    rows: UnitRows,
-}
-
-/// A unit that is to be read, or one part of it.
-struct ToRead {
-    name: UnitName,
-    part: Option<usize>,
-    done: Box<dyn FnOnce(Option<UnitRows>) + Send>,
-}
-
 /// Units that a step waits for.
 #[derive(Debug)]
 pub(crate) struct Reading {
-    answers: mpsc::Receiver<(usize, Option<UnitRows>)>,
+    answers: mpsc::Receiver<(usize, Result<UnitRows, Unread>)>,
 }
 
 /// A directory of units.
@@ -95,7 +71,7 @@ pub(crate) struct Reading {
 pub struct DiskTier {
     shared: Arc<Shared>,
     /// `None` once closing.
-    writes: Option<mpsc::Sender<ToWrite>>,
+    jobs: Option<mpsc::Sender<Job>>,
     /// Units in the order in which they are requested.
     loads: Option<mpsc::Sender<ToRead>>,
     /// What steps wait for, in any order.
@@ -108,26 +84,44 @@ impl DiskTier {
     /// were used longest ago make room. Other programs' files stay as they are.
     ///
     /// # Errors
-    /// [`KvCacheError::Disk`]: it cannot be made, read or written, or there are no threads.
+    /// [`KvCacheError::Disk`]: it cannot be made, read or written, or there are no threads. [`KvCacheError::DiskInUse`]:
+    /// somebody has it alone.
     pub fn open(dir: &Path, max_bytes: u64) -> Result<Self, KvCacheError> {
+        Self::open_as(dir, max_bytes, false)
+    }
+
+    /// As [`Self::open`], for a cache whose rows may be nowhere but in a file: no other process may open the directory
+    /// meanwhile, as it would remove them to make room.
+    ///
+    /// # Errors
+    /// [`KvCacheError::Disk`], as [`Self::open`]. [`KvCacheError::DiskInUse`]: somebody else uses it.
+    pub fn open_alone(dir: &Path, max_bytes: u64) -> Result<Self, KvCacheError> {
+        Self::open_as(dir, max_bytes, true)
+    }
+
+    fn open_as(dir: &Path, max_bytes: u64, alone: bool) -> Result<Self, KvCacheError> {
         let failed = |source| KvCacheError::Disk { dir: dir.to_owned(), source };
         create_private(dir).map_err(failed)?;
-        let index = Mutex::new(Index::scan(dir).map_err(failed)?);
+        let lock = lock::lock(dir, alone)?;
+        let mut index = Index::default();
+        index.replace(index::scan(dir).map_err(failed)?);
         // What cannot be written should be known now, and not with the first request.
         unfinished(dir).map_err(failed)?;
         warn_if_others_read(dir);
         let shared = Arc::new(Shared {
             dir: dir.to_owned(),
             max_bytes,
-            index,
-            counted: Mutex::new(Instant::now()),
+            index: Mutex::new(index),
+            changing: Mutex::new(Instant::now()),
             pending: Mutex::new(0),
             progress: Condvar::new(),
-            silent: AtomicBool::new(false),
+            reads: Pulse::default(),
+            writes: Pulse::default(),
             written: Counters::default(),
+            _lock: lock,
         });
         shared.make_room(0);
-        let (writes, to_write) = mpsc::channel::<ToWrite>();
+        let (jobs, to_do) = mpsc::channel::<Job>();
         let (loads, to_load) = mpsc::channel();
         let (reads, to_read) = mpsc::channel();
         let [to_load, to_read] = [to_load, to_read].map(|queue| Arc::new(Mutex::new(queue)));
@@ -137,13 +131,13 @@ impl DiskTier {
         };
         let mut threads = vec![spawn(
             "taper-kv-writer",
-            Box::new(move || to_write.iter().for_each(|unit| writer.write(&unit))),
+            Box::new(move || to_do.iter().for_each(|job| writer.run(&job))),
         )?];
         for queue in std::iter::once(&to_load).chain(std::iter::repeat_n(&to_read, READERS)) {
             let (reader, queue) = (Arc::clone(&shared), Arc::clone(queue));
             threads.push(spawn("taper-kv-reader", Box::new(move || reader.serve(&queue)))?);
         }
-        Ok(Self { shared, writes: Some(writes), loads: Some(loads), reads: Some(reads), threads })
+        Ok(Self { shared, jobs: Some(jobs), loads: Some(loads), reads: Some(reads), threads })
     }
 
     /// Whether a unit is there, as far as is known without reading it.
@@ -155,42 +149,55 @@ impl DiskTier {
     /// Whether [`Self::store`] would take a unit now.
     #[must_use]
     pub fn takes(&self, bytes: u64) -> bool {
-        let pending = *lock(&self.shared.pending);
+        let pending = *shared::lock(&self.shared.pending);
         pending == 0 || pending + bytes <= MAX_PENDING
     }
 
     /// Keeps a unit's rows, those of `blocks` blocks, some time later.
     pub fn store(&self, name: UnitName, blocks: usize, rows: UnitRows) {
-        *lock(&self.shared.pending) += bytes_of(&rows);
-        if let Some(writes) = &self.writes {
+        *shared::lock(&self.shared.pending) += bytes_of(&rows);
+        self.shared.writes.asked();
+        self.to_do(Job::Write { name, blocks, rows });
+    }
+
+    fn to_do(&self, job: Job) {
+        if let Some(jobs) = &self.jobs {
             // The thread lives as long as the sender.
-            let _ = writes.send(ToWrite { name, blocks, rows });
+            let _ = jobs.send(job);
         }
     }
 
-    /// Waits until everything is written that was to be. `false`: nothing was, or the disk does not answer.
-    pub(crate) fn finish_writing(&self) -> bool {
-        let mut pending = lock(&self.shared.pending);
-        if *pending == 0 || self.is_silent() {
+    /// Waits until less is to be written than now. `false`: nothing is, it takes too long, or the disk does not
+    /// answer.
+    pub(crate) fn wait_written(&self, until: Instant) -> bool {
+        let since = Instant::now();
+        let mut pending = shared::lock(&self.shared.pending);
+        let before = *pending;
+        if before == 0 || self.shared.writes.is_silent() {
             return false;
         }
-        while *pending > 0 {
-            let before = *pending;
-            let waited = self.shared.progress.wait_timeout(pending, DEADLINE);
-            let (now, late) = waited.unwrap_or_else(PoisonError::into_inner);
-            if late.timed_out() && *now == before {
-                self.give_up();
+        while *pending >= before {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                if since.elapsed() >= DEADLINE {
+                    self.give_up(&self.shared.writes);
+                }
                 return false;
             }
-            pending = now;
+            let waited = self.shared.progress.wait_timeout(pending, left);
+            pending = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
         true
     }
 
-    /// Reads a unit's rows; `done` gets them on another thread, or `None` where they are not whole. It
-    /// is called at once with `None` where nothing can be read any more.
+    /// Reads a unit's rows; `done` gets them on another thread, or why there are none. It is called at once where
+    /// nothing can be read any more.
     /// Units come in the order in which they were requested.
-    pub fn load(&self, name: UnitName, done: impl FnOnce(Option<UnitRows>) + Send + 'static) {
+    pub fn load(
+        &self,
+        name: UnitName,
+        done: impl FnOnce(Result<UnitRows, Unread>) + Send + 'static,
+    ) {
         send(self.loads.as_ref(), ToRead { name, part: None, done: Box::new(done) });
     }
 
@@ -201,39 +208,39 @@ impl DiskTier {
     ) -> Reading {
         let (sender, answers) = mpsc::channel();
         // Requests to a disk that does not answer would pile up.
-        let wanted = wanted.into_iter().enumerate().filter(|_| !self.is_silent());
+        let wanted = wanted.into_iter().enumerate().filter(|_| !self.shared.reads.is_silent());
         for (i, (name, part)) in wanted {
-            let sender = sender.clone();
-            // Nobody listens any more to what came too late.
-            let done = move |rows| drop(sender.send((i, rows)));
+            let (sender, shared) = (sender.clone(), Arc::clone(&self.shared));
+            shared.reads.asked();
+            let done = move |rows| {
+                // Nobody listens any more to what came too late.
+                drop(sender.send((i, rows)));
+                shared.reads.answered();
+            };
             send(self.reads.as_ref(), ToRead { name, part, done: Box::new(done) });
         }
         Reading { answers }
     }
 
     /// The next answer; `None` after the last one, and where the disk does not answer.
-    pub(crate) fn receive(&self, reading: &Reading) -> Option<(usize, Option<UnitRows>)> {
+    pub(crate) fn receive(&self, reading: &Reading) -> Option<(usize, Result<UnitRows, Unread>)> {
         let answer = reading.answers.recv_timeout(DEADLINE);
         if answer == Err(mpsc::RecvTimeoutError::Timeout) {
-            self.give_up();
+            self.give_up(&self.shared.reads);
         }
         answer.ok()
     }
 
     /// Nobody waits for the disk until it has answered.
-    fn give_up(&self) {
-        if !self.shared.silent.swap(true, Ordering::Relaxed) {
+    fn give_up(&self, pulse: &Pulse) {
+        if pulse.give_up() {
             tracing::error!(dir = %self.shared.dir.display(), "the disk of the KV cache does not answer");
         }
     }
 
-    fn is_silent(&self) -> bool {
-        self.shared.silent.load(Ordering::Relaxed)
-    }
-
     /// Keeps a unit's file, whatever needs its room. `false`: there is none, or the disk does not answer.
     pub(crate) fn pin(&self, name: UnitName) -> bool {
-        !self.is_silent() && self.shared.index().pin(name)
+        !self.shared.reads.is_silent() && self.shared.index().pin(name)
     }
 
     /// Takes back one [`Self::pin`].
@@ -241,9 +248,12 @@ impl DiskTier {
         self.shared.index().unpin(name);
     }
 
-    /// Takes a unit for lost and removes its file; the next store of it writes it anew.
+    /// Takes a unit for lost, and removes its file some time later; the next store of it writes it anew. One whose rows
+    /// are nowhere else stays.
     pub fn forget(&self, name: UnitName) {
-        self.shared.discard(name);
+        if self.shared.index().remove_unpinned(name).is_some() {
+            self.to_do(Job::Remove(name));
+        }
     }
 
     /// What was written so far.
@@ -265,7 +275,7 @@ impl DiskTier {
 /// the process.
 impl Drop for DiskTier {
     fn drop(&mut self) {
-        (self.writes, self.loads, self.reads) = (None, None, None);
+        (self.jobs, self.loads, self.reads) = (None, None, None);
         let start = Instant::now();
         for thread in self.threads.drain(..) {
             while !thread.is_finished() && start.elapsed() < CLOSE_WITHIN {
@@ -282,121 +292,6 @@ impl Drop for DiskTier {
     }
 }
 
-impl Shared {
-    fn index(&self) -> MutexGuard<'_, Index> {
-        lock(&self.index)
-    }
-
-    /// Forgets a unit. Its file goes too, or it would be found when files are counted again.
-    fn discard(&self, name: UnitName) {
-        self.index().remove(name);
-        // Another process may have removed it.
-        let _ = fs::remove_file(self.dir.join(name.file()));
-    }
-
-    fn write(&self, unit: &ToWrite) {
-        let &ToWrite { name, blocks, ref rows } = unit;
-        let bytes = file::bytes(rows);
-        if !self.index().holds(&name) && bytes <= self.max_bytes {
-            self.count_again();
-            let written = match self.make_room(bytes) {
-                true => self.write_file(name, rows),
-                false => Err(io::ErrorKind::QuotaExceeded.into()),
-            };
-            match written {
-                Ok(()) => {
-                    self.written.blocks.fetch_add(blocks as u64, Ordering::Relaxed);
-                    self.written.bytes.fetch_add(bytes, Ordering::Relaxed);
-                    self.index().add(name, bytes);
-                }
-                Err(error) => {
-                    tracing::warn!(%error, dir = %self.dir.display(), "a KV prefix was not kept");
-                }
-            }
-        }
-        *lock(&self.pending) -= bytes_of(rows);
-        self.silent.store(false, Ordering::Relaxed);
-        self.progress.notify_all();
-    }
-
-    fn write_file(&self, name: UnitName, rows: &UnitRows) -> io::Result<()> {
-        let mut file = match unfinished(&self.dir) {
-            // Somebody has removed the directory.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                create_private(&self.dir)?;
-                unfinished(&self.dir)?
-            }
-            file => file?,
-        };
-        file::write(name, rows, file.as_file_mut())?;
-        // The system's own times are coarser than those of reading.
-        file.as_file().set_modified(SystemTime::now())?;
-        file.persist(self.dir.join(name.file()))?;
-        Ok(())
-    }
-
-    /// Counts the files of the directory again, those of other processes too, unless that was done
-    /// just now. Where it cannot be read, nothing is known to be there.
-    fn count_again(&self) {
-        let mut counted = lock(&self.counted);
-        if counted.elapsed() >= COUNT_EVERY {
-            let found = Index::scan(&self.dir).unwrap_or_default();
-            self.index().replace(found);
-            *counted = Instant::now();
-        }
-    }
-
-    /// Removes the files that were used longest ago until so many bytes more would fit. `false`: they do not, as the
-    /// others are needed.
-    fn make_room(&self, bytes: u64) -> bool {
-        loop {
-            let index = self.index();
-            if index.bytes().saturating_add(bytes) <= self.max_bytes {
-                return true;
-            }
-            let Some(oldest) = index.oldest() else { return false };
-            drop(index);
-            self.discard(oldest);
-        }
-    }
-
-    /// Answers requests as long as there are any.
-    fn serve(&self, queue: &Mutex<mpsc::Receiver<ToRead>>) {
-        loop {
-            let next = lock(queue).recv();
-            let Ok(ToRead { name, part, done }) = next else { return };
-            let rows = self.read(name, part);
-            self.silent.store(false, Ordering::Relaxed);
-            done(rows);
-        }
-    }
-
-    fn read(&self, name: UnitName, part: Option<usize>) -> Option<UnitRows> {
-        let path = self.dir.join(name.file());
-        match file::read(name, &path, part) {
-            Ok(rows) => {
-                self.index().touch(name);
-                if part.is_none() {
-                    // The order of use outlives the process as the files' times.
-                    let now = fs::File::options().write(true).open(&path);
-                    let _ = now.and_then(|file| file.set_modified(SystemTime::now()));
-                }
-                Some(rows)
-            }
-            // Another process needed its room.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                self.index().remove(name);
-                None
-            }
-            Err(error) => {
-                tracing::warn!(file = %path.display(), %error, "a kept KV prefix cannot be used");
-                self.discard(name);
-                None
-            }
-        }
-    }
-}
-
 /// Hands a request to a thread, or refuses it where there is none any more.
 fn send(to: Option<&mpsc::Sender<ToRead>>, read: ToRead) {
     let unread = match to {
@@ -404,31 +299,8 @@ fn send(to: Option<&mpsc::Sender<ToRead>>, read: ToRead) {
         None => Some(read),
     };
     if let Some(ToRead { done, .. }) = unread {
-        done(None);
+        done(Err(Unread::Failed));
     }
-}
-
-fn bytes_of(rows: &UnitRows) -> u64 {
-    rows.iter().map(|part| part.len() as u64).sum()
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Makes a directory that only its owner reads: rows say what their prompts said.
-fn create_private(dir: &Path) -> io::Result<()> {
-    let mut builder = fs::DirBuilder::new();
-    builder.recursive(true);
-    #[cfg(unix)]
-    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
-    builder.create(dir)
-}
-
-/// A file of a random name that did not exist, which only its owner reads. It is removed unless it is
-/// renamed.
-fn unfinished(dir: &Path) -> io::Result<tempfile::NamedTempFile> {
-    tempfile::Builder::new().suffix(&format!(".{UNFINISHED}")).tempfile_in(dir)
 }
 
 /// Names of files tell who asked what, so others should not even list them.

@@ -53,7 +53,7 @@ pub struct RecallCounts {
 /// A sequence that may leave pages out.
 #[derive(Debug)]
 pub(crate) struct Recalling {
-    asked: Recall,
+    pub(crate) asked: Recall,
     queries: Queries,
     /// Boxes of the leading pages.
     boxes: Vec<Arc<PageBoxes>>,

@@ -6,9 +6,11 @@
 //! snapshot that was used longest ago makes room.
 
 mod contents;
+mod drafted;
 
 use crate::{KvCacheError, SeqRange, prefix::Node};
 use contents::{Contents, Slot};
+use drafted::Drafted;
 use std::{
     collections::{BTreeMap, HashMap},
     ops::Range,
@@ -24,6 +26,8 @@ pub struct RecurrentConfig {
     pub layers: Vec<usize>,
     /// States there are, those of running sequences and snapshots together.
     pub slots: usize,
+    /// Further ones, for states after tokens that may be taken back: a step verifies as many drafted tokens at most.
+    pub draft_slots: usize,
     /// Tokens between two snapshots; the cache rounds it up to whole prefix units.
     pub interval: usize,
 }
@@ -33,6 +37,12 @@ impl RecurrentConfig {
     #[must_use]
     pub fn bytes_per_slot(&self) -> u64 {
         4 * self.layers.iter().sum::<usize>() as u64
+    }
+
+    /// Bytes of all states.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        (self.slots + self.draft_slots) as u64 * self.bytes_per_slot()
     }
 }
 
@@ -64,6 +74,9 @@ pub(crate) struct States {
     /// The step that is open, sequence by sequence.
     runs: Vec<RecurrentRun>,
     free: Vec<Slot>,
+    /// Free slots for states of tokens that may be taken back.
+    spare: Vec<Slot>,
+    drafted: HashMap<SeqId, Drafted>,
     held: HashMap<SeqId, Held>,
     /// Snapshots at which sequences without a state begin, and the tokens that these have
     /// processed.
@@ -85,14 +98,17 @@ impl States {
             end - n..end
         };
         let layers = config.layers.iter().map(layer).collect();
+        let all = config.slots + config.draft_slots;
         let interval = if unit == 0 { 0 } else { config.interval.max(1).next_multiple_of(unit) };
         Self {
             layers,
             interval,
             slots: config.slots,
-            contents: Contents::new(config.slots, end, gpu),
+            contents: Contents::new(all, end, gpu),
             runs: Vec::new(),
             free: (0..config.slots).rev().collect(),
+            spare: (config.slots..all).rev().collect(),
+            drafted: HashMap::new(),
             held: HashMap::new(),
             adopted: HashMap::new(),
             pending: Vec::new(),
@@ -196,6 +212,7 @@ impl States {
         self.free.extend(self.held.remove(&seq).map(|held| held.slot));
         self.adopted.remove(&seq);
         self.drop_pending(seq);
+        self.drop_drafted(seq);
     }
 
     fn drop_pending(&mut self, seq: SeqId) {
@@ -228,11 +245,11 @@ impl States {
     fn open(&mut self, range: &SeqRange, row: usize) -> Option<RecurrentRun> {
         let &SeqRange { seq, start, len } = range;
         let end = start + len;
+        let mut cuts = self.draft_cuts(seq, start, end);
         let held = self.held.get_mut(&seq)?;
         held.tokens = end;
         let own = held.slot;
         let due = start.checked_div(self.interval).map_or(0, |before| before + 1);
-        let mut cuts = vec![RecurrentCut { rows: len, slot: own }];
         // The last ones first: they are more likely to be of use.
         for n in (due..=end.checked_div(self.interval).unwrap_or(0)).rev().take_while(|&n| n > 0) {
             let Some(slot) = self.take() else { break };
@@ -240,7 +257,8 @@ impl States {
             cuts.push(RecurrentCut { rows: tokens - start, slot });
             self.pending.push(Pending { seq, tokens, slot });
         }
-        cuts.reverse();
+        cuts.sort_by_key(|cut| cut.rows);
+        cuts.push(RecurrentCut { rows: len, slot: own });
         // A state that has seen nothing is zero.
         let from = (start > 0).then_some(own);
         Some(RecurrentRun { rows: row..row + len, from, cuts })
@@ -284,7 +302,7 @@ impl States {
             let Some(slot) = self.evict() else { break };
             self.free.push(slot);
         }
-        for &slot in &self.free {
+        for &slot in self.free.iter().chain(&self.spare) {
             self.contents.discard(slot);
         }
     }

@@ -6,13 +6,15 @@
 //! than what may stay in memory reads cold blocks one layer at a time (`stream.rs`).
 
 mod moves;
+mod room;
 mod stream;
 
+pub use room::ResidentRoom;
 pub(crate) use stream::Streamed;
 
 use crate::{DiskTier, UnitName};
 use std::{
-    collections::{BTreeSet, HashMap, HashSet},
+    collections::{BTreeSet, HashMap},
     sync::Arc,
 };
 use taper_base::BlockId;
@@ -46,9 +48,23 @@ pub(crate) struct Places {
     step: u64,
     /// Blocks of [`Self::hot`] that this step reads.
     in_use: usize,
-    /// Units that could not be read once: their blocks stay in memory from then on, so that work is not lost twice.
-    lost: HashSet<UnitName>,
+    /// Units that could not be read.
+    doubts: HashMap<UnitName, Doubt>,
 }
+
+/// A unit that could not be read, as its file was gone or the disk did not answer: its blocks stay in memory for a
+/// while, so that work is not lost again and again, and twice as long every time.
+#[derive(Debug, Clone, Copy)]
+struct Doubt {
+    times: u32,
+    /// The step from which on it is trusted again.
+    until: u64,
+}
+
+/// Steps for which the blocks of a unit stay in memory that could not be read once.
+const DOUBT_STEPS: u64 = 64;
+/// Doublings of that at most.
+const MAX_DOUBTS: u32 = 20;
 
 impl Places {
     pub(crate) fn new(tier: Arc<DiskTier>, hot_blocks: usize) -> Self {
@@ -59,7 +75,7 @@ impl Places {
             hot: BTreeSet::new(),
             step: 0,
             in_use: 0,
-            lost: HashSet::new(),
+            doubts: HashMap::new(),
         }
     }
 
@@ -104,7 +120,7 @@ impl Places {
     }
 
     /// This step reads a block, whose rows are in memory from now on.
-    fn read(&mut self, block: BlockId) {
+    pub(crate) fn read(&mut self, block: BlockId) {
         let Some(known) = self.known.get_mut(&block) else { return };
         if let Some(home) = known.home.filter(|_| known.cold) {
             self.tier.unpin(home.unit);
@@ -133,7 +149,9 @@ impl Places {
     /// then stays.
     fn cool(&mut self, block: BlockId, exact: Option<usize>) -> bool {
         let Some(known) = self.known.get_mut(&block) else { return false };
-        let home = known.home.filter(|home| !self.lost.contains(&home.unit));
+        let trusted =
+            |home: &Home| self.doubts.get(&home.unit).is_none_or(|doubt| doubt.until <= self.step);
+        let home = known.home.filter(trusted);
         let home = home.filter(|home| exact.is_none_or(|exact| home.at < exact));
         let cools = home.is_some_and(|home| self.tier.pin(home.unit));
         if cools {
@@ -144,8 +162,19 @@ impl Places {
         cools
     }
 
-    /// Cold blocks.
-    pub(crate) fn all_cold(&self) -> impl Iterator<Item = BlockId> {
-        self.known.iter().filter(|(_, known)| known.cold).map(|(&block, _)| block)
+    /// A unit could not be read.
+    fn doubt(&mut self, unit: UnitName) {
+        // Whoever was trusted for as long as it was not begins anew.
+        let step = self.step;
+        let wait = |times: u32| DOUBT_STEPS << times.min(MAX_DOUBTS);
+        self.doubts.retain(|_, doubt| doubt.until + wait(doubt.times) > step);
+        let doubt = self.doubts.entry(unit).or_insert(Doubt { times: 0, until: 0 });
+        doubt.until = step + wait(doubt.times);
+        doubt.times += 1;
+    }
+
+    /// A unit was read.
+    fn trust(&mut self, unit: UnitName) {
+        self.doubts.remove(&unit);
     }
 }

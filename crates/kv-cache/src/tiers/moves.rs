@@ -1,7 +1,7 @@
 //! Rows that leave memory, and those that come back for a step.
 
 use super::{Places, Streamed};
-use crate::{KvCache, RowRange, UnitName, recall::View};
+use crate::{KvCache, RowRange, UnitName, disk::DEADLINE, recall::View};
 use std::{
     collections::{BTreeMap, BTreeSet},
     time::Instant,
@@ -17,7 +17,8 @@ pub(super) type UnitBlocks = BTreeMap<UnitName, Vec<(usize, BlockId)>>;
 
 impl KvCache {
     /// Lets blocks that no step reads lie on disk alone: of those in files, `hot_tokens` tokens stay in memory beside
-    /// what a step reads, the latest ones. Nothing leaves memory without a disk ([`Self::with_disk`]).
+    /// what a step reads, the latest ones. Nothing leaves memory without a disk ([`Self::with_disk`]), which is to be
+    /// this process's alone ([`DiskTier::open_alone`](crate::DiskTier::open_alone)).
     #[must_use]
     pub fn with_hot_tokens(mut self, hot_tokens: usize) -> Self {
         let hot_blocks = hot_tokens.div_ceil(self.config.geometry.block_tokens);
@@ -30,12 +31,6 @@ impl KvCache {
     /// released and computed anew.
     pub fn take_lost(&mut self) -> BTreeSet<SeqId> {
         std::mem::take(&mut self.lost)
-    }
-
-    /// Blocks of sequences whose rows are in files alone.
-    pub(crate) fn held_cold_blocks(&self) -> usize {
-        let places = self.blocks.places.iter().flat_map(Places::all_cold);
-        places.filter(|&block| self.blocks.holders(block) > 0).count()
     }
 
     /// Has everything in memory that a step reads, but what it reads layer by layer: that is returned.
@@ -84,10 +79,10 @@ impl KvCache {
     fn bring_back(&mut self, blocks: &[BlockId]) -> bool {
         let cold = self.cold_units(blocks.iter().copied());
         let whole = cold.is_empty() || self.read_units(cold);
-        if let Some(places) = &mut self.blocks.places {
-            let read = blocks.iter().filter(|&&block| whole || places.cold(block).is_none());
-            let read: Vec<_> = read.copied().collect();
-            read.into_iter().for_each(|block| places.read(block));
+        for &block in blocks {
+            if whole || !self.blocks.is_cold(block) {
+                self.blocks.read(block);
+            }
         }
         whole
     }
@@ -129,11 +124,13 @@ impl KvCache {
             // The file has exact rows of sinks, and every step reads them.
             let mut ready = blocks.iter().filter(|(at, _)| *at < sinks);
             let ready = ready.all(|&(_, block)| self.blocks.add_exact(block));
-            if ready && rows.is_some_and(|rows| self.write_unit(unit, &rows, &blocks)) {
+            if ready && rows.is_ok_and(|rows| self.write_unit(unit, &rows, &blocks)) {
                 self.recall_counts.recalled_blocks += blocks.len() as u64;
                 units.remove(&names[i]);
-                let places = self.blocks.places.iter_mut();
-                places.for_each(|places| blocks.iter().for_each(|&(_, block)| places.read(block)));
+                blocks.iter().for_each(|&(_, block)| self.blocks.read(block));
+                if let Some(places) = &mut self.blocks.places {
+                    places.trust(names[i]);
+                }
             }
         }
         self.recall_counts.wait += since.elapsed();
@@ -148,22 +145,25 @@ impl KvCache {
             tracing::warn!("a cold page of the KV cache is lost; what needs it is computed again");
             blocks.iter().for_each(|&(_, block)| self.blocks.index.forget(block));
             if let Some(places) = &mut self.blocks.places {
-                places.lost.insert(name);
+                places.doubt(name);
             }
         }
     }
 
-    /// Lets blocks go until no more are in memory than may be, and waits for the disk where it is still writing them.
+    /// Lets blocks go until no more are in memory than may be, and waits for the disk where it is still writing them:
+    /// a moment, as everybody waits with it.
     fn cool_down(&mut self, ranges: &[RowRange]) {
         self.cool();
+        let since = Instant::now();
         while self.blocks.places.as_ref().is_some_and(|places| places.excess() > 0) {
             ranges.iter().for_each(|range| self.store(range.seq));
             let tier = self.kept.as_ref().map(|kept| kept.tier.clone());
-            if !tier.is_some_and(|tier| tier.finish_writing()) {
-                return;
+            if !tier.is_some_and(|tier| tier.wait_written(since + DEADLINE)) {
+                break;
             }
             self.cool();
         }
+        self.recall_counts.wait += since.elapsed();
     }
 
     /// Lets blocks go until no more are in memory than may be, as far as files have them. Others that nobody holds are
@@ -180,6 +180,7 @@ impl KvCache {
             // No exact rows are in files but those of sinks.
             let exact = self.blocks.exact(block).map(|_| self.sink_blocks());
             if places.cool(block, exact) {
+                self.blocks.held_cold += usize::from(self.blocks.holders(block) > 0);
                 self.blocks.cool_exact(block);
                 cooled.push(block);
             } else if self.blocks.holders(block) == 0 {

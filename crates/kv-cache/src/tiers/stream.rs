@@ -80,7 +80,7 @@ impl KvCache {
         while let Some((i, rows)) = tier.receive(&reading) {
             let (_, blocks) = &streamed.units[i];
             let unit = blocks.first().map_or(0, |(at, _)| at / self.unit_blocks());
-            let rows = rows.and_then(|rows| rows.into_iter().next());
+            let rows = rows.ok().and_then(|rows| rows.into_iter().next());
             if rows.is_some_and(|rows| self.write_layer(layer, unit, &rows, blocks)) {
                 missing.remove(&i);
             }

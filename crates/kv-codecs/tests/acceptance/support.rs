@@ -101,7 +101,13 @@ impl Stored {
         let d = self.geometry.head_dim;
         let blocks: Vec<_> =
             (0..self.tokens.div_ceil(self.geometry.block_tokens) as u32).map(BlockId).collect();
-        let seqs = vec![SeqSpan { q_len: 1, kv_len: self.tokens, blocks: &blocks, exact: None }];
+        let seqs = vec![SeqSpan {
+            q_len: 1,
+            kv_len: self.tokens,
+            blocks: &blocks,
+            exact: None,
+            together: None,
+        }];
         let q = Tensor::from_vec(q.to_vec(), &[1, q.len() / d, d]).unwrap();
         let params = AttnParams::new(scale);
         let batch = AttnBatch { seqs };

@@ -38,6 +38,7 @@ struct Own {
     num_experts: Option<usize>,
     top_k_experts: Option<usize>,
     moe_intermediate_size: Option<usize>,
+    pad_token_id: Option<u32>,
 }
 
 #[derive(Deserialize, Clone, Copy, Default)]
@@ -72,6 +73,7 @@ fn build(config: &Value, options: LoadOptions<'_>) -> Result<Spec, ModelError> {
     spec.tied = shape.tied(true);
     spec.layer_scalar = true;
     spec.per_layer = own.per_layer(spec.vocab)?;
+    spec.padding = own.pad_token_id.unwrap_or(0);
     let mut ropes = Ropes::new(config)?;
     let layers = own.layers(&shape)?;
     for (layer, kind) in spec.layers.iter_mut().zip(&layers) {

@@ -58,6 +58,7 @@ mod recurrent_gemma;
 mod registry;
 mod routed;
 mod seed_oss;
+mod seeing;
 mod smollm3;
 mod step3p5;
 mod unused;
@@ -65,7 +66,7 @@ mod unused;
 pub use registry::{FAMILIES, Family};
 
 use crate::{
-    ImagePositions, LoadOptions, Model, ModelError,
+    Ahead, ImagePositions, LoadOptions, Model, ModelError,
     config::{self, Shape},
     decoder::{Decoder, Names},
     norms::{LayerNorms, NormKind},
@@ -169,7 +170,13 @@ pub(crate) fn described<'a>(
     qwen3_5::stored_norms(&mut spec, by_name, &names)?;
     ernie4_5_moe::stored(&mut spec, by_name, &names);
     ministral3::stored_head(&mut spec, by_name, &names, &config);
-    spec.images = if sees { images(model_type) } else { None };
+    if sees {
+        (spec.images, spec.ahead) = images(model_type, &config);
+    }
+    // Attention there has no tokens that see those after them.
+    if options.gpu.is_some() && spec.ahead.is_some() {
+        (spec.images, spec.ahead) = (None, None);
+    }
     Ok(Described { spec, names, config, model_type, sees })
 }
 
@@ -179,13 +186,18 @@ const MULTIMODAL: &[&str] = &[
     "gemma3n",
     "gemma4",
     "gemma4_unified",
+    "glm4v",
     "idefics3",
+    "internvl",
     "kimi_k25",
+    "lfm2-vl",
+    "lfm2_vl",
     "llama4",
     "llava",
     "llava_next",
     "mistral3",
     "muse_glimmer",
+    "paligemma",
     "qwen2_5_vl",
     "qwen2_vl",
     "qwen3_5",
@@ -195,16 +207,26 @@ const MULTIMODAL: &[&str] = &[
     "smolvlm",
 ];
 
-/// How images count in models that see, of those that take any so far.
-fn images(model_type: &str) -> Option<ImagePositions> {
-    match model_type {
-        "qwen2_5_vl" | "qwen2_vl" | "qwen3_5" | "qwen3_5_moe" | "qwen3_vl" | "qwen3_vl_moe" => {
-            Some(ImagePositions::Axes)
+/// How images count in models that see, of those that take any so far, and which tokens see those after them.
+fn images(model_type: &str, text: &Value) -> (Option<ImagePositions>, Option<Ahead>) {
+    let positions = match model_type {
+        "glm4v" | "qwen2_5_vl" | "qwen2_vl" | "qwen3_5" | "qwen3_5_moe" | "qwen3_vl"
+        | "qwen3_vl_moe" => Some(ImagePositions::Axes),
+        "gemma3" | "gemma4" | "idefics3" | "internvl" | "lfm2-vl" | "lfm2_vl" | "llama4"
+        | "llava" | "llava_next" | "mistral3" | "paligemma" | "smolvlm" => {
+            Some(ImagePositions::Text)
         }
-        "idefics3" | "llava" | "llava_next" | "mistral3" | "smolvlm" => Some(ImagePositions::Text),
-        // Gemma's images read themselves both ways; others have towers that are not there yet.
+        // Of others, towers are not there yet.
         _ => None,
-    }
+    };
+    let both_ways = text.get("use_bidirectional_attention").and_then(Value::as_str);
+    let ahead = match model_type {
+        "gemma3" => Some(Ahead::Images),
+        "gemma4" if both_ways == Some("vision") => Some(Ahead::ImagesInWindows),
+        "paligemma" => Some(Ahead::Prompts),
+        _ => None,
+    };
+    (positions, ahead)
 }
 
 /// Has positions of three axes turn pairs of the rotary table.
@@ -341,6 +363,8 @@ fn common(
         tied: shape.tied(false),
         ropes: vec![rope.table(context(family, shape, options))?],
         images: None,
+        padding: 0,
+        ahead: None,
         layers: vec![layer; shape.num_hidden_layers],
     })
 }

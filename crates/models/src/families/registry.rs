@@ -6,7 +6,8 @@ use super::{
     gpt2, granite, granite_hybrid, granite_moe, helium, hunyuan_moe, hunyuan_v1_dense, internlm,
     jamba, kimi_linear, laguna, lfm2, llama, llama4, longcat, mamba, mellum, mimo_v2, minicpm,
     minimax, ministral3, mixtral, muse_glimmer, nanochat, nemotron_h, olmo, olmo_hybrid, phi3,
-    phimoe, plain, qwen, qwen_vl, qwen3_5, recurrent_gemma, routed, seed_oss, smollm3, step3p5,
+    phimoe, plain, qwen, qwen_vl, qwen3_5, recurrent_gemma, routed, seed_oss, seeing, smollm3,
+    step3p5,
 };
 use crate::{LoadOptions, ModelError, spec::Spec};
 use serde_json::Value;
@@ -62,9 +63,9 @@ pub static FAMILIES: &[Family] = &[
     family(&["flex_olmo"], "FlexOlmo", true, mixtral::flex_olmo),
     family(&["gemma"], "Gemma", true, gemma::gemma),
     family(&["gemma2"], "Gemma 2", true, gemma::gemma2),
-    family(&["gemma3", "gemma3_text"], "Gemma 3, text only", true, gemma3::gemma3),
+    family(&["gemma3", "gemma3_text"], "Gemma 3, with images", true, gemma3::gemma3),
     family(&["gemma3n", "gemma3n_text"], "Gemma 3n, text only", true, gemma3n::gemma3n),
-    family(&["gemma4", "gemma4_text"], "Gemma 4, text only", true, gemma4::gemma4),
+    family(&["gemma4", "gemma4_text"], "Gemma 4, with images", true, gemma4::gemma4),
     family(
         &["gemma4_unified", "gemma4_unified_text"],
         "Gemma 4 Unified, text only",
@@ -73,6 +74,7 @@ pub static FAMILIES: &[Family] = &[
     ),
     family(&["glm"], "GLM 4 9B of 2024, GLM Edge", true, glm::glm),
     family(&["glm4"], "GLM 4 of 2025", true, glm::glm4),
+    family(&["glm4v", "glm4v_text"], "GLM 4.1V, with images", true, glm::glm4v),
     family(&["glm4_moe"], "GLM 4.5 to 4.7", true, routed::glm4_moe),
     family(&["glm4_moe_lite"], "GLM 4.7 Flash", true, deepseek::glm4_moe_lite),
     family(
@@ -103,12 +105,14 @@ pub static FAMILIES: &[Family] = &[
     family(&["idefics3", "smolvlm"], "Idefics 3, SmolVLM, with images", true, llama::idefics3),
     family(&["internlm2"], "InternLM 2, 2.5", true, internlm::internlm2),
     family(&["internlm3"], "InternLM 3", true, internlm::internlm3),
+    family(&["internvl"], "InternVL 2.5 to 3.5, with images", true, seeing::internvl),
     family(&["iquestcoder"], "IQuest-Coder", true, llama::iquestcoder),
     family(&["jais2"], "Jais 2", true, plain::jais2),
     family(&["jamba"], "Jamba", true, jamba::jamba),
     family(&["kimi_linear"], "Kimi Linear", true, kimi_linear::kimi_linear),
     family(&["laguna"], "Laguna", true, laguna::laguna),
     family(&["lfm2"], "LFM2", true, lfm2::lfm2),
+    family(&["lfm2-vl", "lfm2_vl"], "LFM2-VL, with images", true, seeing::lfm2_vl),
     family(&["lfm2_moe"], "LFM2 with experts", true, lfm2::lfm2_moe),
     family(&["lfm3"], "LFM3", true, lfm2::lfm3),
     family(
@@ -117,7 +121,7 @@ pub static FAMILIES: &[Family] = &[
         true,
         llama::llama,
     ),
-    family(&["llama4", "llama4_text"], "Llama 4, text only", true, llama4::llama4),
+    family(&["llama4", "llama4_text"], "Llama 4, with images", true, llama4::llama4),
     family(&["llava", "llava_next"], "LLaVA 1.5, 1.6, with images", true, llama::llava),
     family(&["longcat_flash"], "LongCat Flash", true, longcat::longcat_flash),
     family(&["mamba"], "Mamba", true, mamba::mamba),
@@ -159,6 +163,7 @@ pub static FAMILIES: &[Family] = &[
     family(&["olmo3"], "OLMo 3", true, olmo::olmo3),
     family(&["olmo_hybrid"], "OLMo Hybrid", true, olmo_hybrid::olmo_hybrid),
     family(&["olmoe"], "OLMoE", true, mixtral::olmoe),
+    family(&["paligemma"], "PaliGemma 1 and 2, with images", false, seeing::paligemma),
     family(&["phi"], "Phi 1, 1.5, 2", true, plain::phi),
     family(&["phi3"], "Phi 3, 3.5, 4-mini", true, phi3::phi3),
     family(&["phimoe"], "Phi 3.5 with experts", true, phimoe::phimoe),

@@ -247,6 +247,7 @@ impl Mixer for Attention {
             scale: model.attn_scale,
             window: self.spec.window,
             chunk: self.spec.chunk,
+            mutual: step.mutual(self.spec.window),
             soft_cap: model.attn_soft_cap,
             sinks: self.sinks.as_ref(),
             value_dim: None,

@@ -183,6 +183,7 @@ impl Mixer for Latent {
             scale: self.spec.scale,
             window: None,
             chunk: None,
+            mutual: step.mutual(None),
             soft_cap: None,
             sinks: None,
             value_dim: Some(kv_lora),

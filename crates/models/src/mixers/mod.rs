@@ -11,13 +11,14 @@ mod sharing;
 mod short_conv;
 
 use crate::{
-    LoadOptions, ModelError, StateSession,
+    Ahead, LoadOptions, ModelError, StateSession,
     feed_forward::{Residual, project, size},
     norms::Input,
     source::Source,
     spec::{LayerSpec, MixerSpec, Spec},
 };
 use std::fmt;
+use taper_kv_codecs::{Mutual, MutualSpan};
 use taper_tensor::{ConvShape, Linear, Pass, RopeAngles, Tensor};
 
 pub(crate) use attention::Attention;
@@ -98,6 +99,8 @@ pub(crate) struct Step<'a> {
     pub(crate) rows: Option<&'a [u32]>,
     /// Of each token in its sequence.
     pub(crate) positions: &'a [u32],
+    /// Tokens that see each other, by what images bring.
+    pub(crate) mutual: &'a [MutualSpan],
     pub(crate) pass: Pass<'a>,
     /// [`Self::pass`] of the rows that are left after a layer's mixer.
     pub(crate) kept: Pass<'a>,
@@ -106,6 +109,16 @@ pub(crate) struct Step<'a> {
 }
 
 impl<'a> Step<'a> {
+    /// Tokens that see each other in a layer with this window.
+    pub(crate) fn mutual(&self, window: Option<usize>) -> Mutual<'a> {
+        match (self.spec.ahead, window) {
+            (None, _) | (Some(Ahead::ImagesInWindows), None) => Mutual::default(),
+            (Some(ahead), _) => {
+                Mutual { spans: self.mutual, past_window: ahead != Ahead::ImagesInWindows }
+            }
+        }
+    }
+
     /// How maps are applied after a mixer of whose rows those of `kept` are left, or all.
     pub(crate) fn after(&self, kept: Option<&[u32]>) -> Pass<'a> {
         if kept.is_some() { self.kept } else { self.pass }

@@ -123,6 +123,7 @@ impl Mixer for Sharing {
             scale: 1.0,
             window,
             chunk: None,
+            mutual: step.mutual(window),
             soft_cap: None,
             sinks: None,
             value_dim: None,

@@ -1,6 +1,25 @@
 //! Which addresses are of the public Internet.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+
+/// Whether an image may come from an address: it is of the public Internet, and not one of this machine.
+pub(super) fn may_fetch_from(address: IpAddr) -> bool {
+    is_public(address) && !is_own(address)
+}
+
+/// Whether an address is one of this machine: what it sends there, it sends from there. Nothing is sent.
+fn is_own(address: IpAddr) -> bool {
+    let any: IpAddr = match address {
+        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let from = |socket: UdpSocket| {
+        socket.connect(SocketAddr::new(address, 80))?;
+        socket.local_addr()
+    };
+    let own = UdpSocket::bind(SocketAddr::new(any, 0)).and_then(from);
+    own.is_ok_and(|own| own.ip() == address)
+}
 
 /// Whether an address is of the public Internet: not of this machine, a private network, a link, a group, a
 /// documentation, or a way around that (RFC 6890, and IANA's registries of special-purpose addresses).
@@ -18,6 +37,8 @@ fn is_public_v4(address: Ipv4Addr) -> bool {
         [0 | 10 | 127 | 224..=255, ..]
             | [100, 64..128, ..]
             | [169, 254, ..]
+            // Azure's host, which tells machines their secrets.
+            | [168, 63, 129, 16]
             | [172, 16..32, ..]
             | [192, 168, ..]
             | [192, 88, 99, _]
@@ -60,11 +81,19 @@ mod tests {
     }
 
     #[test]
+    fn addresses_of_this_machine_are_its_own() {
+        assert!(is_own(Ipv4Addr::LOCALHOST.into()));
+        assert!(!is_own("192.0.2.1".parse().unwrap()));
+        assert!(!may_fetch_from(Ipv4Addr::LOCALHOST.into()));
+    }
+
+    #[test]
     fn others_are_not() {
         all(&["0.0.0.0", "0.1.2.3", "127.0.0.1", "127.255.255.254", "10.0.0.1"], false);
         all(&["172.16.0.1", "172.31.255.255", "192.168.1.1", "169.254.169.254"], false);
         all(&["100.64.0.1", "100.127.255.255", "192.0.0.8", "192.0.2.1", "192.88.99.1"], false);
         all(&["198.18.0.1", "198.19.0.1", "198.51.100.1", "203.0.113.1"], false);
+        all(&["168.63.129.16"], false);
         all(&["224.0.0.1", "239.1.1.1", "240.0.0.1", "255.255.255.255"], false);
         all(&["::", "::1", "::ffff:127.0.0.1", "::ffff:8.8.8.8", "::127.0.0.1"], false);
         all(&["fc00::1", "fd12:3456::1", "fe80::1", "fec0::1", "ff02::1", "ff0e::1"], false);

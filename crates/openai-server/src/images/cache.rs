@@ -82,6 +82,10 @@ pub(crate) struct ImageCounts {
     pub(crate) hits: AtomicU64,
     /// Images that came from the web.
     pub(crate) fetched: AtomicU64,
+    /// Videos of requests.
+    pub(crate) videos: AtomicU64,
+    /// Frames of them that are looked at.
+    pub(crate) frames: AtomicU64,
     prepare_nanos: AtomicU64,
     encode_nanos: AtomicU64,
 }
@@ -90,6 +94,11 @@ impl ImageCounts {
     pub(super) fn count(&self, tokens: usize) {
         self.images.fetch_add(1, Relaxed);
         self.tokens.fetch_add(tokens as u64, Relaxed);
+    }
+
+    pub(super) fn video(&self, frames: usize) {
+        self.videos.fetch_add(1, Relaxed);
+        self.frames.fetch_add(frames as u64, Relaxed);
     }
 
     pub(super) fn prepared(&self, took: Duration) {

@@ -6,12 +6,13 @@
 
 use super::{
     ImageLimits,
-    address::is_public,
+    address::may_fetch_from,
     source::{check_web, invalid},
 };
 use crate::errors::ApiError;
 use std::{
-    fmt, io,
+    fmt,
+    io::{self, Read as _},
     net::{IpAddr, SocketAddr, ToSocketAddrs},
     sync::Arc,
     time::{Duration, Instant},
@@ -58,7 +59,7 @@ impl Fetcher {
             timeout: limits.media_fetch_timeout,
             max_bytes,
             lookup: Arc::new(|host, port| Ok((host, port).to_socket_addrs()?.collect())),
-            allows: is_public,
+            allows: may_fetch_from,
         }
     }
 
@@ -88,15 +89,15 @@ impl Fetcher {
         }
     }
 
-    /// The bytes at a URL. It blocks.
-    pub(super) fn fetch(&self, mut url: Url) -> Result<Vec<u8>, ApiError> {
+    /// The bytes at a URL, at most `most`. It blocks.
+    pub(super) fn fetch(&self, mut url: Url, most: usize) -> Result<Vec<u8>, ApiError> {
         let deadline = Instant::now() + self.timeout;
         for _ in 0..=MAX_REDIRECTS {
             self.check(&url)?;
             let response = self.get(&url, deadline)?;
             let status = response.status();
             if status.is_success() {
-                return self.body(response);
+                return body(response, most.min(self.max_bytes) as u64);
             }
             if !status.is_redirection() {
                 return Err(invalid(format!("the image's URL answers with status {status}")));
@@ -149,22 +150,24 @@ impl Fetcher {
         }
         Ok(addresses)
     }
+}
 
-    fn body(&self, response: Response<Body>) -> Result<Vec<u8>, ApiError> {
-        let encoding = response.headers().get(header::CONTENT_ENCODING);
-        if encoding.is_some_and(|encoding| encoding != "identity") {
-            return Err(invalid("the image comes compressed"));
-        }
-        let limit = self.max_bytes as u64;
-        if response.body().content_length().is_some_and(|length| length > limit) {
-            return Err(too_long(limit));
-        }
-        // As many bytes as its own limit are too many for the library.
-        let body = response.into_body().into_with_config().limit(limit.saturating_add(1));
-        body.read_to_vec().map_err(|error| match error {
-            ureq::Error::BodyExceedsLimit(_) => too_long(limit),
-            error => failed(&error),
-        })
+/// The bytes that come, at most `limit`.
+fn body(response: Response<Body>, limit: u64) -> Result<Vec<u8>, ApiError> {
+    let encoding = response.headers().get(header::CONTENT_ENCODING);
+    if encoding.is_some_and(|encoding| encoding != "identity") {
+        return Err(invalid("the image comes compressed"));
+    }
+    if response.body().content_length().is_some_and(|length| length > limit) {
+        return Err(too_long(limit));
+    }
+    // The library's own limit is one of bytes before they are inflated, which it does unasked where it can.
+    let (mut file, most) = (Vec::new(), limit.saturating_add(1));
+    let read = response.into_body().into_reader().take(most).read_to_end(&mut file);
+    read.map_err(|error| failed(&ureq::Error::from(error)))?;
+    match file.len() as u64 > limit {
+        true => Err(too_long(limit)),
+        false => Ok(file),
     }
 }
 

@@ -6,6 +6,7 @@ mod fetch;
 mod place;
 mod see;
 mod source;
+mod video;
 
 pub use address::is_public;
 pub(crate) use cache::ImageCounts;
@@ -14,10 +15,13 @@ pub(crate) use see::Images;
 pub(crate) use source::{checked_detail, of_base64};
 
 use std::{sync::Arc, time::Duration};
-use taper_base::{ImageEncoder, ImageError, RgbImage};
+use taper_base::{ImageEncoder, ImageError, RgbImage, VideoFrame};
 
 /// Reads an image file.
 pub type DecodeImage = fn(&[u8]) -> Result<RgbImage, ImageError>;
+
+/// Reads a file that moves.
+pub type SplitVideo = fn(&[u8]) -> Result<Vec<VideoFrame>, ImageError>;
 
 /// What sees images for a model.
 #[derive(Debug, Clone)]
@@ -26,6 +30,8 @@ pub struct Vision {
     pub encoder: Arc<dyn ImageEncoder>,
     /// Reads image files.
     pub decode: DecodeImage,
+    /// Reads files that move.
+    pub frames: SplitVideo,
 }
 
 /// Which images requests may have.

@@ -9,6 +9,7 @@ use super::{
     fetch::Fetcher,
     place::{Expansion, Placeholder},
     source::{Source, data, invalid, source},
+    video::{self, Frames},
 };
 use crate::{config::ServerConfig, errors::ApiError};
 use futures_util::future::try_join_all;
@@ -16,7 +17,7 @@ use std::{
     sync::{Arc, atomic::Ordering::Relaxed},
     time::{Duration, Instant},
 };
-use taper_base::{EncodedImage, ImageError, Medium, TokenId};
+use taper_base::{EncodedImage, ImageError, Medium, PreparedImage, TokenId};
 use taper_chat::{Content, ContentPart, Tokenizer};
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
@@ -30,7 +31,7 @@ const FETCHES: usize = 8;
 const FILES: usize = 256 << 20;
 /// Bytes of encoded images that requests hold, beside those that are kept for later ones.
 const ENCODED: usize = 1 << 30;
-/// How long a request waits for others to make room.
+/// How long a request waits for others to make room, or for its turn at the tower.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What sees images, if anything does.
@@ -42,15 +43,18 @@ pub(crate) struct Images {
 }
 
 #[derive(Debug)]
-struct Sight {
-    vision: Vision,
+pub(super) struct Sight {
+    pub(super) vision: Vision,
     placeholder: Placeholder,
     fetcher: Fetcher,
     cache: Arc<Cache>,
     /// Who reads, resizes or encodes.
     turn: Arc<Semaphore>,
+    /// Who holds encoded images while it waits for room for more: two would wait for each other.
+    gathering: Arc<Semaphore>,
     fetching: Arc<Semaphore>,
-    /// In KiB.
+    /// URLs of requests that wait for room for their files, in KiB like those below.
+    queued: Arc<Semaphore>,
     files: Arc<Semaphore>,
     encoded: Arc<Semaphore>,
 }
@@ -80,7 +84,9 @@ impl Images {
             fetcher: Fetcher::new(&limits, config.max_body_bytes),
             cache: Arc::new(Cache::new(limits.cache_bytes)),
             turn: slots(1),
+            gathering: slots(1),
             fetching: slots(FETCHES),
+            queued: slots(kib(FILES.max(config.max_body_bytes)) as usize),
             files: slots(kib(FILES.max(config.max_body_bytes)) as usize),
             encoded: slots(kib(ENCODED) as usize),
         };
@@ -123,6 +129,18 @@ impl Images {
         })
     }
 
+    /// The parts of a message that are a video. `at` is the field that holds it.
+    pub(crate) fn video(
+        &self,
+        url: &str,
+        per_second: Option<f64>,
+        at: &str,
+    ) -> Result<Vec<ContentPart>, ApiError> {
+        let (parts, frames) = video::parts(self.sight_of(at)?, url, per_second, at)?;
+        self.counts.video(frames);
+        Ok(parts)
+    }
+
     /// The images of a request, if they are not too many.
     pub(crate) fn of<'a>(
         &self,
@@ -152,10 +170,17 @@ impl Images {
         };
         let (mut expansions, mut encoded, mut held) = (Vec::new(), Vec::new(), Vec::new());
         sight.placeholder.check(&prompt, urls.len())?;
-        let mut tokens = prompt.len();
+        // Each placeholder makes room for the tokens that replace it.
+        let mut tokens = prompt.len() - urls.len().min(prompt.len());
+        let gathers = encode && urls.len() > 1;
         let (files, room) = sight.files(urls, &self.counts).await?;
+        let gathering = match gathers {
+            true => Some(permit(&sight.gathering, 1, Some(PATIENCE)).await?),
+            false => None,
+        };
+        let mut left = kib(ENCODED);
         for file in files {
-            let turn = permit(&sight.turn, 1, None).await?;
+            let turn = permit(&sight.turn, 1, Some(PATIENCE)).await?;
             let work = Work {
                 vision: sight.vision.clone(),
                 cache: Arc::clone(&sight.cache),
@@ -175,12 +200,14 @@ impl Images {
             tokens += expansion.tokens.len();
             expansions.push(expansion);
             if let Some(own) = own {
-                let kib = kib(bytes(&own)).min(kib(ENCODED));
-                held.push(permit(&sight.encoded, kib, Some(PATIENCE)).await?);
+                // A request that wants more than there is runs alone.
+                let wanted = kib(bytes(&own)).min(left);
+                left -= wanted;
+                held.push(permit(&sight.encoded, wanted, Some(PATIENCE)).await?);
                 encoded.push(own);
             }
         }
-        drop(room);
+        drop((room, gathering));
         let (prompt, starts) = sight.placeholder.expand(&prompt, &expansions)?;
         let all = expansions.into_iter().zip(starts).zip(encoded);
         let media = all.map(|((own, start), encoded)| Medium {
@@ -201,38 +228,70 @@ impl Sight {
         &self,
         urls: Vec<Arc<str>>,
         counts: &ImageCounts,
-    ) -> Result<(Vec<Vec<u8>>, OwnedSemaphorePermit), ApiError> {
+    ) -> Result<(Vec<File>, OwnedSemaphorePermit), ApiError> {
         let own: usize = urls.iter().map(|url| url.len()).sum();
         let web = |url: &Arc<str>| matches!(source(url), Ok(Source::Web(_)));
         let fetched = urls.iter().filter(|url| web(url)).count();
         let most = FILES.max(self.fetcher.max_bytes());
-        let room = own.saturating_add(fetched.saturating_mul(self.fetcher.max_bytes())).min(most);
+        // Of many files from the web none may be as long as one alone.
+        let each = most.saturating_sub(own) / fetched.max(1);
+        let each = each.min(self.fetcher.max_bytes());
+        let room = own.saturating_add(fetched.saturating_mul(each)).min(most);
+        let queued = Arc::clone(&self.queued).try_acquire_many_owned(kib(own.min(most)));
+        let queued = queued.map_err(|_| ApiError::Busy)?;
         let room = permit(&self.files, kib(room), Some(PATIENCE)).await?;
+        drop(queued);
         let mut files = Vec::with_capacity(urls.len());
         for url in &urls {
-            files.push(self.file(url, counts));
+            files.push(self.file(url, each, counts));
         }
         Ok((try_join_all(files).await?, room))
     }
 
-    async fn file(&self, url: &str, counts: &ImageCounts) -> Result<Vec<u8>, ApiError> {
-        let url = match source(url)? {
-            Source::Data { at } => return data(url, at),
-            Source::Web(url) => url,
-        };
-        let turn = permit(&self.fetching, 1, None).await?;
-        let fetcher = self.fetcher.clone();
-        let patience = fetcher.timeout();
-        let fetch = spawn_blocking(move || (fetcher.fetch(url), turn));
-        // A name server may take longer than the fetch may.
-        let late = |_| invalid("the image did not come in time");
-        let (file, _) = timeout(patience, fetch).await.map_err(late)?.map_err(|error| {
+    /// The file of a URL, of at most so many bytes if it comes from the web.
+    async fn file(
+        &self,
+        url: &Arc<str>,
+        most: usize,
+        counts: &ImageCounts,
+    ) -> Result<File, ApiError> {
+        let panicked = |error| {
             tracing::error!(%error, "a fetch panicked");
             ApiError::Internal
-        })?;
+        };
+        let (own, source) = (Arc::clone(url), source(url));
+        let url = match source {
+            Ok(Source::Web(url)) => url,
+            // Megabytes of base64 take their time.
+            _ => return spawn_blocking(move || written(&own)).await.map_err(panicked)?,
+        };
+        let turn = permit(&self.fetching, 1, Some(PATIENCE)).await?;
+        let fetcher = self.fetcher.clone();
+        let patience = fetcher.timeout();
+        let fetch = spawn_blocking(move || (fetcher.fetch(url, most), turn));
+        // A name server may take longer than the fetch may.
+        let late = |_| invalid("the image did not come in time");
+        let (file, _) = timeout(patience, fetch).await.map_err(late)?.map_err(panicked)?;
         counts.fetched.fetch_add(u64::from(file.is_ok()), Relaxed);
-        file
+        file.map(File::Image)
     }
+}
+
+/// The file, or the frames, that a URL holds itself.
+fn written(url: &str) -> Result<File, ApiError> {
+    if let Some(frames) = Frames::read(url) {
+        return frames.map(File::Frames);
+    }
+    match source(url)? {
+        Source::Data { at } => data(url, at).map(File::Image),
+        Source::Web(_) => Err(ApiError::Internal),
+    }
+}
+
+/// What one image is made of.
+enum File {
+    Image(Vec<u8>),
+    Frames(Frames),
 }
 
 /// What is done with one file.
@@ -247,11 +306,23 @@ struct Work {
 }
 
 impl Work {
-    fn make(&self, file: &[u8]) -> Result<Made, ApiError> {
+    fn prepare(&self, file: &File) -> Result<PreparedImage, ImageError> {
+        let Vision { encoder, decode, .. } = &self.vision;
+        match (file, encoder.videos()) {
+            (File::Image(file), _) => encoder.prepare(&decode(file)?),
+            (File::Frames(Frames { files, sampled }), Some(videos)) => {
+                let frames: Result<Vec<_>, _> = files.iter().map(|file| decode(file)).collect();
+                videos.prepare_frames(&frames?, *sampled)
+            }
+            (File::Frames(_), None) => {
+                Err(ImageError::Refused("this model takes no videos".to_owned()))
+            }
+        }
+    }
+
+    fn make(&self, file: &File) -> Result<Made, ApiError> {
         let since = Instant::now();
-        let image = (self.vision.decode)(file).map_err(|error| refused(&error))?;
-        let prepared = self.vision.encoder.prepare(&image).map_err(|error| refused(&error))?;
-        drop(image);
+        let prepared = self.prepare(file).map_err(|error| refused(&error))?;
         self.counts.prepared(since.elapsed());
         let expansion = Expansion::from(&prepared);
         if expansion.tokens.len() > self.room {

@@ -60,8 +60,19 @@ pub(super) fn check_web(url: &Url) -> Result<(), ApiError> {
 
 /// The bytes that a data URL has from a place on.
 pub(super) fn data(url: &str, at: usize) -> Result<Vec<u8>, ApiError> {
-    let data = url.get(at..).unwrap_or_default().trim();
-    BASE64.decode(data).map_err(|error| invalid(format!("the image is not valid base64: {error}")))
+    data_of(url.get(at..).unwrap_or_default())
+}
+
+/// Bytes as base64.
+pub(super) fn base64_of(bytes: &[u8]) -> String {
+    BASE64.encode(bytes)
+}
+
+/// The bytes of base64.
+pub(super) fn data_of(data: &str) -> Result<Vec<u8>, ApiError> {
+    BASE64
+        .decode(data.trim())
+        .map_err(|error| invalid(format!("the image is not valid base64: {error}")))
 }
 
 /// The URL of an image that came as base64, or as a data URL.
@@ -72,7 +83,7 @@ pub(crate) fn of_base64(data: &str) -> Arc<str> {
     }
 }
 
-fn strip_scheme<'a>(url: &'a str, scheme: &str) -> Option<&'a str> {
+pub(super) fn strip_scheme<'a>(url: &'a str, scheme: &str) -> Option<&'a str> {
     let (head, rest) = url.split_at_checked(scheme.len())?;
     head.eq_ignore_ascii_case(scheme).then_some(rest)
 }

@@ -15,6 +15,8 @@ impl Metrics {
             ("image_tokens_total", "Prompt tokens that stand for them.", count(&counts.tokens)),
             ("image_cache_hits_total", "Images that were encoded already.", count(&counts.hits)),
             ("images_fetched_total", "Images that came from the web.", count(&counts.fetched)),
+            ("videos_total", "Videos of requests.", count(&counts.videos)),
+            ("video_frames_total", "Frames of them that were seen.", count(&counts.frames)),
             ("image_prepare_seconds_total", "Time of reading and resizing images.", prepare),
             ("image_encode_seconds_total", "Time of the vision tower.", encode),
         ];

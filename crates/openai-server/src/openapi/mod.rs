@@ -35,29 +35,31 @@ const ERRORS: &[(u16, &str, &str)] = &[
          unsupported_parameter, unsupported_value, unreadable_body, too_many_values, empty_prompt, \
          context_length_exceeded, kv_cache_too_small, unknown_token, no_token_left, invalid_kv_bits, \
          template_failed, no_chat_template, unsupported_schema, invalid_schema, invalid_grammar, \
-         grammar_too_large, grammar_too_complex, grammar_dead_end, no_vectors, no_scores, no_generation, \
-         invalid_adapter, adapter_exists, not_in_progress, too_many_adapters, no_adapters",
+         grammar_too_large, grammar_too_complex, grammar_dead_end, no_vectors, no_scores, no_transcripts, no_generation, \
+         invalid_form, invalid_audio, invalid_adapter, adapter_exists, not_in_progress, too_many_adapters, no_adapters, \
+         model_too_large, model_not_loaded, model_not_owned, model_not_available",
     ),
     (401, "The API key is missing or wrong.", "invalid_api_key"),
     (
         403,
         "The request comes by a host name, or from a web page, that is not allowed, or its key lacks a scope.",
-        "host_not_allowed, origin_not_allowed, insufficient_permissions",
+        "host_not_allowed, origin_not_allowed, insufficient_permissions, model_updates_not_allowed",
     ),
     (
         404,
         "There is no such model, adapter or route.",
-        "model_not_found, adapter_not_found, response_not_found, unknown_url",
+        "model_not_found, adapter_not_found, response_not_found, unknown_url, one_model",
     ),
     (
         408,
         "The body came too slowly, the output was not read, or the generation took too long.",
         "body_timeout, output_not_read, request_timeout",
     ),
+    (409, "The model is loaded.", "model_loaded"),
     (413, "The body is too large.", "body_too_large"),
     (
         415,
-        "The body is not JSON, or compressed in a way that this server does not know.",
+        "The body is not JSON, or no form where one is needed, or compressed in a way that this server does not know.",
         "unsupported_media_type, unsupported_encoding",
     ),
     (
@@ -69,12 +71,13 @@ const ERRORS: &[(u16, &str, &str)] = &[
         500,
         "The server failed.",
         "internal_error, step_failed, non_finite_logits, non_finite_score, model_failed, tokenizer_failed, \
-         engine_gone, engine_restarted",
+         transcript_failed, engine_gone, engine_restarted, model_load_failed",
     ),
+    (502, "The hub cannot be reached, or failed.", "hub_failed"),
     (
         503,
-        "The server ends, is busy, or its engine has failed.",
-        "shutting_down, busy, engine_dead",
+        "The server ends, is busy, or its engine has failed; or other models are in use and leave no room.",
+        "shutting_down, busy, engine_dead, models_busy",
     ),
 ];
 
@@ -170,7 +173,7 @@ fn described(operation: &Operation, keys: bool, others: &[(&str, Value)]) -> Val
     });
     if let Some(body) = &operation.body {
         all["requestBody"] =
-            json!({ "required": true, "content": { "application/json": { "schema": body } } });
+            json!({ "required": true, "content": { operation.body_type: { "schema": body } } });
     }
     let mut parameters = Vec::new();
     if operation.path.contains("{id}") {

@@ -4,12 +4,14 @@ use super::schemas::{Part, Schemas};
 use crate::wire::{
     ChatChunk, ChatRequest, ChatResponse, CompletionRequest, CompletionResponse, Conversation,
     DetokenizeRequest, DetokenizeResponse, Echo, EmbeddingRequest, EmbeddingResponse, InertFields,
-    InertMessagesFields, InertResponsesFields, ItemList, LoadAdapterRequest, MessageEvent,
-    MessageOut, MessagesRequest, ModelCard, ModelList, OllamaChatRequest, OllamaEmbedRequest,
-    OllamaEmbedResponse, OllamaFields, OllamaGenerateRequest, OllamaInertFields, OllamaModels,
+    InertMessagesFields, InertResponsesFields, ItemList, LoadAdapterRequest, LoadModelRequest,
+    MessageEvent, MessageOut, MessagesRequest, ModelCard, ModelDeleted, ModelList, NamedModel,
+    OllamaChatRequest, OllamaDeleteRequest, OllamaEmbedRequest, OllamaEmbedResponse, OllamaFields,
+    OllamaGenerateRequest, OllamaInertFields, OllamaModels, OllamaPullRequest, OllamaPullStatus,
     OllamaResponse, OllamaShow, OllamaShowRequest, RerankRequest, RerankResponse, ResponseDeleted,
     ResponseEvent, ResponseOut, ResponsesRequest, SamplingFields, ScoreRequest, ScoreResponse,
-    TokenCount, TokenizeRequest, TokenizeResponse, UnloadAdapterRequest,
+    Success, TokenCount, TokenizeRequest, TokenizeResponse, TranscriptEvent, TranscriptOut,
+    TranscriptVerbose, TranscriptionForm, TranslationForm, UnloadAdapterRequest,
 };
 use schemars::JsonSchema;
 use serde_json::{Value, json};
@@ -23,6 +25,7 @@ pub(super) struct Operation {
     pub(super) tag: &'static str,
     pub(super) summary: &'static str,
     pub(super) body: Option<Value>,
+    pub(super) body_type: &'static str,
     /// Status, description and content of responses that are no errors.
     pub(super) answers: Vec<(u16, &'static str, Value)>,
     pub(super) errors: &'static [u16],
@@ -31,8 +34,13 @@ pub(super) struct Operation {
     pub(super) open: bool,
 }
 
+const JSON: &str = "application/json";
+
 /// What can go wrong with every body.
-const OF_BODIES: &[u16] = &[400, 401, 403, 404, 408, 413, 415, 429, 500, 503];
+const OF_BODIES: &[u16] = &[400, 401, 403, 404, 408, 413, 415, 429, 500, 502, 503];
+
+/// What can go wrong with changes of what is on the disk.
+const OF_CHANGES: &[u16] = &[400, 401, 403, 404, 408, 409, 413, 415, 500, 503];
 
 /// The query of a list that comes page by page.
 const PAGES: &[(&str, &str, &str)] = &[
@@ -56,6 +64,7 @@ fn post(path: &'static str, tag: &'static str, summary: &'static str, body: Valu
         tag,
         summary,
         body: Some(body),
+        body_type: JSON,
         answers: Vec::new(),
         errors: OF_BODIES,
         query: &[],
@@ -71,6 +80,7 @@ fn get(path: &'static str, tag: &'static str, summary: &'static str) -> Operatio
         tag,
         summary,
         body: None,
+        body_type: JSON,
         answers: Vec::new(),
         errors: &[401, 403],
         query: &[],
@@ -136,6 +146,7 @@ pub(super) fn operations(s: &mut Schemas) -> Vec<Operation> {
     all.extend(responses(s));
     all.extend(ollama(s));
     all.extend(texts(s));
+    all.extend(speech(s));
     all.extend(models(s));
     all.extend(open());
     all
@@ -232,6 +243,24 @@ fn ollama(s: &mut Schemas) -> Vec<Operation> {
         let content = json!({ "application/json": json, "application/x-ndjson": lines });
         operation.answers(200, LINES, content)
     };
+    let pull = s.request("OllamaPullRequest", &[OllamaPullRequest::json_schema]);
+    let delete = s.request("OllamaDeleteRequest", &[OllamaDeleteRequest::json_schema]);
+    let step = s.response::<OllamaPullStatus>();
+    let pulls = post("/api/pull", "Ollama", "Downloads a model, where that is allowed.", pull)
+        .answers(
+            200,
+            "A line of JSON for each part of it, or an OllamaError that ends them; the last alone if `stream` is false.",
+            json!({
+                "application/json": { "schema": step },
+                "application/x-ndjson": { "schema": { "type": "string" } },
+            }),
+        );
+    let deletes = post("/api/delete", "Ollama", "Deletes a model, where that is allowed.", delete);
+    let deletes = Operation { method: "delete", errors: OF_CHANGES, ..deletes }.answers(
+        200,
+        "It is deleted.",
+        json!({}),
+    );
     vec![
         lines(post("/api/chat", "Ollama", "Answers a conversation, as Ollama's API.", chat)),
         lines(post("/api/generate", "Ollama", "Answers a prompt, as Ollama's API.", generate)),
@@ -241,6 +270,8 @@ fn ollama(s: &mut Schemas) -> Vec<Operation> {
             .gives(&s.response::<OllamaShow<'_>>()),
         get("/api/tags", "Ollama", "Lists the models, as Ollama's API.").gives(&models),
         get("/api/ps", "Ollama", "Lists the loaded models, as Ollama's API.").gives(&models),
+        pulls,
+        deletes,
         get("/api/version", "Ollama", "Says which version this is, as Ollama's API.").answers(
             200,
             "The version.",
@@ -274,13 +305,58 @@ fn texts(s: &mut Schemas) -> Vec<Operation> {
     ]
 }
 
+fn speech(s: &mut Schemas) -> Vec<Operation> {
+    const EVENTS: &str = "The transcript in the format asked for; with `stream`, events whose data are each a \
+                          TranscriptEvent, or an error that ends them.";
+    let transcribe = s.request("TranscriptionForm", &[TranscriptionForm::json_schema]);
+    let translate = s.request("TranslationForm", &[TranslationForm::json_schema]);
+    s.response::<TranscriptEvent>();
+    let json = [s.response::<TranscriptOut>(), s.response::<TranscriptVerbose>()];
+    let text = json!({ "schema": { "type": "string" } });
+    let content = json!({
+        "application/json": { "schema": { "anyOf": json } },
+        "text/plain": text,
+        "text/event-stream": text,
+    });
+    let form = |path, summary, body| {
+        let operation = post(path, "Speech", summary, body);
+        Operation { body_type: "multipart/form-data", ..operation }
+    };
+    vec![
+        form("/v1/audio/transcriptions", "Writes down speech.", transcribe).answers(
+            200,
+            EVENTS,
+            content.clone(),
+        ),
+        form("/v1/audio/translations", "Writes down speech in English.", translate)
+            .answers(200, EVENTS, content),
+    ]
+}
+
 fn models(s: &mut Schemas) -> Vec<Operation> {
     let load = s.request("LoadAdapterRequest", &[LoadAdapterRequest::json_schema]);
     let unload = s.request("UnloadAdapterRequest", &[UnloadAdapterRequest::json_schema]);
     let one = get("/v1/models/{id}", "Models", "Describes one model.");
+    let named = s.request("NamedModel", &[NamedModel::json_schema]);
+    let loads = s.request("LoadModelRequest", &[LoadModelRequest::json_schema]);
+    let (list, success) = (s.response::<ModelList>(), s.response::<Success>());
+    let delete = get("/v1/models/{id}", "Models", "Deletes a model, where that is allowed.");
+    let delete = Operation {
+        method: "delete",
+        id: format!("delete_{}", delete.id),
+        errors: OF_CHANGES,
+        ..delete
+    };
     vec![
-        get("/v1/models", "Models", "Lists the models.").gives(&s.response::<ModelList>()),
+        get("/v1/models", "Models", "Lists the models.").gives(&list),
+        get("/models", "Models", "Lists the models.").gives(&list),
         Operation { errors: &[401, 403, 404], ..one }.gives(&s.response::<ModelCard>()),
+        delete.gives(&s.response::<ModelDeleted>()),
+        post("/models/load", "Models", "Loads one of several models.", loads).streams(
+            &success,
+            "It is loaded; with `stream`, events whose data say how far it is, and at last `loaded`, or an error.",
+        ),
+        post("/models/unload", "Models", "Unloads one of several models.", named).gives(&success),
         post("/v1/load_lora_adapter", "Models", "Loads an adapter, where that is allowed.", load)
             .gives_text("text/plain"),
         post("/v1/unload_lora_adapter", "Models", "Forgets an adapter.", unload)

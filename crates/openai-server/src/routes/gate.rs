@@ -3,6 +3,7 @@
 use super::anthropic::speaks;
 use crate::{
     access::{AllowedHosts, AllowedOrigins},
+    config::ServerConfig,
     error_body::ErrorBody,
     errors::ApiError,
     keys::{ApiKeys, Caller, Scope},
@@ -17,7 +18,8 @@ use axum::{
     middleware::{self, Next},
     response::{IntoResponse, Response},
 };
-use std::{sync::Arc, time::Instant};
+use std::{fmt, sync::Arc, time::Instant};
+use tokio::sync::watch;
 
 /// The code of a refusal whose time to try again is known here.
 const QUEUE_FULL: &str = "queue_full";
@@ -48,20 +50,68 @@ pub(super) async fn quiet(
     next.run(request).await
 }
 
+/// What is asked of every request, and whether any is taken.
+pub(super) struct Door {
+    guard: Guard,
+    phases: watch::Receiver<Phase>,
+    /// Of a server of one model: whose queue it is that may be full.
+    queue: Option<AppState>,
+}
+
+impl fmt::Debug for Door {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Door").field("guard", &self.guard).finish_non_exhaustive()
+    }
+}
+
+impl Door {
+    pub(super) fn new(config: &ServerConfig, phases: watch::Receiver<Phase>) -> Self {
+        let (keys, origins) = (config.api_keys.clone(), config.allowed_origins.clone());
+        let guard = Guard::new(keys, origins, config.allowed_hosts.clone());
+        Self { guard, phases, queue: None }
+    }
+
+    /// The door of one model.
+    pub(super) fn of(state: &AppState) -> Self {
+        let queue = Some(state.clone());
+        Self { queue, ..Self::new(&state.0.config, state.0.phases()) }
+    }
+
+    /// Refuses who may not read metrics.
+    pub(super) fn check_metrics(&self, uri: &Uri, headers: &HeaderMap) -> Result<(), ApiError> {
+        let keys = &self.guard.keys;
+        if !keys.guard_metrics() {
+            return Ok(());
+        }
+        caller(keys, uri, headers).ok_or(ApiError::InvalidApiKey)?.check_scope(Scope::Metrics)
+    }
+
+    fn is_open(&self) -> bool {
+        *self.phases.borrow() == Phase::Serving
+    }
+
+    /// Whether there are API keys.
+    pub(super) fn has_keys(&self) -> bool {
+        !self.guard.keys.is_empty()
+    }
+}
+
 /// Refuses requests that come from where none may come from. This is asked before the key, so that
 /// a stranger learns nothing of it.
-pub(super) async fn gate(State(state): State<AppState>, request: Request, next: Next) -> Response {
-    let config = &state.0.config;
-    let mut response = match stranger(&config.allowed_hosts, &config.allowed_origins, &request) {
+pub(super) async fn gate(State(door): State<Arc<Door>>, request: Request, next: Next) -> Response {
+    let guard = &door.guard;
+    let mut response = match stranger(&guard.hosts, &guard.origins, &request) {
         Some(error) => error.into_response(),
         None => next.run(request).await,
     };
-    if response.extensions().get::<ErrorBody>().is_some_and(|body| body.code() == QUEUE_FULL) {
+    if response.extensions().get::<ErrorBody>().is_some_and(|body| body.code() == QUEUE_FULL)
+        && let Some(state) = &door.queue
+    {
         let stats = state.0.engine.stats();
         let seconds = state.0.metrics.retry_after(stats.running + stats.waiting);
         response.headers_mut().insert(header::RETRY_AFTER, seconds.into());
     }
-    if state.0.phase() != Phase::Serving {
+    if !door.is_open() {
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
     response
@@ -133,11 +183,11 @@ async fn guard_places(
 /// Refuses requests without a key that opens their route, then those that the server takes no more, then those
 /// beyond what the key may send.
 pub(super) async fn keys(
-    State(state): State<AppState>,
+    State(door): State<Arc<Door>>,
     request: Request,
     next: Next,
 ) -> Result<Response, ApiError> {
-    let keys = &state.0.config.api_keys;
+    let keys = &door.guard.keys;
     let caller = match keys.is_empty() {
         true => None,
         false => {
@@ -145,10 +195,10 @@ pub(super) async fn keys(
         }
     };
     if let Some(caller) = &caller {
-        caller.check_scope(Scope::of_path(request.uri().path()))?;
+        caller.check_scope(Scope::of(request.method(), request.uri().path()))?;
     }
     let works = request.method() == Method::POST;
-    if works && state.0.phase() != Phase::Serving {
+    if works && !door.is_open() {
         return Err(ApiError::Draining);
     }
     if let Some(caller) = caller {

@@ -1,20 +1,20 @@
 //! What the server says about itself.
 
-use super::gate;
+use super::gate::Door;
 use crate::{
     errors::ApiError,
-    keys::Scope,
     metrics::experts,
     state::AppState,
     wire::{Modalities, ModelCard, ModelList},
 };
 use axum::{
-    Json,
+    Extension, Json,
     extract::{Path, State, rejection::PathRejection},
     http::{HeaderMap, StatusCode, Uri, header},
     response::IntoResponse,
 };
 use serde_json::{Value, json};
+use std::sync::Arc;
 use taper_base::AdapterInfo;
 
 /// That of a name of the model, or of an adapter.
@@ -27,12 +27,17 @@ fn card(state: &AppState, id: &str, adapter: Option<&AdapterInfo>) -> ModelCard 
         owned_by: "taper",
         root: adapter.map_or(model, |adapter| &adapter.path).to_owned(),
         parent: adapter.map(|_| model.to_owned()),
-        max_model_len: state.0.engine.info().max_model_len,
-        architecture: state.0.images.see().then_some(Modalities {
-            input_modalities: &["text", "image"],
-            output_modalities: &["text"],
-        }),
+        max_model_len: Some(state.0.engine.info().max_model_len),
+        architecture: modalities(state),
+        residence: None,
     }
+}
+
+/// What the model takes, where that is more than text.
+fn modalities(state: &AppState) -> Option<Modalities> {
+    let takes = |input_modalities| Modalities { input_modalities, output_modalities: &["text"] };
+    let speech = state.0.transcripts.as_ref().map(|_| takes(&["audio"]));
+    speech.or_else(|| state.0.images.see().then(|| takes(&["text", "image"])))
 }
 
 pub(super) async fn models(State(state): State<AppState>) -> Json<ModelList> {
@@ -101,20 +106,28 @@ pub(super) async fn live(State(state): State<AppState>) -> (StatusCode, Json<Val
 
 pub(super) async fn metrics(
     State(state): State<AppState>,
+    Extension(door): Extension<Arc<Door>>,
     uri: Uri,
     headers: HeaderMap,
 ) -> Result<impl IntoResponse, ApiError> {
-    let keys = &state.0.config.api_keys;
-    if keys.guard_metrics() {
-        let caller = gate::caller(keys, &uri, &headers).ok_or(ApiError::InvalidApiKey)?;
-        caller.check_scope(Scope::Metrics)?;
-    }
+    door.check_metrics(&uri, &headers)?;
+    let kind = "text/plain; version=0.0.4; charset=utf-8";
+    let mut page = page(&state);
+    state.0.metrics.render_keys(&mut page, &state.0.config.api_keys);
+    Ok(([(header::CONTENT_TYPE, kind)], page))
+}
+
+/// The page of metrics of a model.
+pub(crate) fn page(state: &AppState) -> String {
     let (engine, metrics) = (&state.0.engine, &state.0.metrics);
     let max = state.0.config.max_adapters;
     let adapters = engine.adapters();
-    let mut page = metrics.render(engine.info(), &engine.stats(), (&adapters, max), keys);
+    let mut page = metrics.render(engine.info(), &engine.stats(), (&adapters, max));
     if state.0.images.see() {
         metrics.render_images(&mut page, &state.0.images.counts);
     }
-    Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], page))
+    if let Some(transcripts) = &state.0.transcripts {
+        metrics.render_speech(&mut page, &transcripts.counts);
+    }
+    page
 }

@@ -1,14 +1,16 @@
 //! `/openapi.json` and `/docs`.
 
-use crate::{openapi, state::AppState};
+use super::gate::Door;
+use crate::openapi;
 use axum::{
-    extract::State,
+    Extension,
     http::header,
     response::{Html, IntoResponse},
 };
+use std::sync::Arc;
 
-pub(super) async fn document(State(state): State<AppState>) -> impl IntoResponse {
-    let text = openapi::document(!state.0.config.api_keys.is_empty());
+pub(super) async fn document(Extension(door): Extension<Arc<Door>>) -> impl IntoResponse {
+    let text = openapi::document(door.has_keys());
     ([(header::CONTENT_TYPE, "application/json")], text)
 }
 

@@ -1,7 +1,7 @@
 //! `/v1/chat/completions`.
 
 use super::{
-    AnyObject, Anything, ChunkUsage, ImageUrl, PromptLogprobs, Usage, from_objects, whole,
+    AnyObject, Anything, ChunkUsage, ImageUrl, PromptLogprobs, Usage, VideoUrl, from_objects, whole,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, de};
@@ -158,7 +158,8 @@ pub(crate) struct WirePart {
     /// Of `image_url`.
     pub(crate) image_url: Option<ImageUrl>,
     pub(crate) input_audio: Option<Anything>,
-    pub(crate) video_url: Option<Anything>,
+    /// Of `video_url`.
+    pub(crate) video_url: Option<VideoUrl>,
     pub(crate) audio_url: Option<Anything>,
     pub(crate) file: Option<Anything>,
     #[serde(rename = "cache_control")]

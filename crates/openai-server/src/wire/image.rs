@@ -5,7 +5,17 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, de};
 use std::fmt;
 
-from_objects!(ImageObject, ImageFrom);
+from_objects!(ImageObject, ImageFrom, VideoUrl);
+
+/// A video, as vLLM takes it.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(remote = "Self")]
+pub(crate) struct VideoUrl {
+    /// `data:image/gif;base64,...`, likewise of an animated WebP or PNG, or `data:video/jpeg;base64,<frame>,<frame>,...`.
+    pub(crate) url: String,
+    /// Frames a second, of a list of frames [default: 2].
+    pub(crate) fps: Option<f64>,
+}
 
 /// The URL of an image, or an object that has it.
 #[derive(Debug, JsonSchema)]

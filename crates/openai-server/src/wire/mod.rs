@@ -13,6 +13,7 @@ mod ollama;
 mod responses;
 mod responses_out;
 mod score;
+mod speech;
 mod unsupported;
 
 pub(crate) use anthropic::*;
@@ -28,4 +29,5 @@ pub(crate) use ollama::*;
 pub(crate) use responses::*;
 pub(crate) use responses_out::*;
 pub(crate) use score::*;
+pub(crate) use speech::*;
 pub(crate) use unsupported::*;

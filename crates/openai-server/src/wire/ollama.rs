@@ -48,11 +48,12 @@ pub(crate) struct OllamaFields {
     pub(crate) think: Option<Think>,
 }
 
-/// What is about loading, which has happened; only its presence is looked at.
+/// What is about loading, which has happened; only its presence is looked at here.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[expect(dead_code, reason = "read for the type check alone")]
 pub(crate) struct OllamaInertFields {
-    /// The model stays loaded whatever it says.
+    /// How long the model stays loaded without requests, in a server of several: seconds, or a time such as
+    /// `5m`; below 0 is for good. A server of one model keeps it whatever it says.
     pub(crate) keep_alive: Option<Anything>,
 }
 
@@ -248,6 +249,55 @@ pub(crate) struct OllamaShowRequest {
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
+pub(crate) struct OllamaPullRequest {
+    /// `org/name` on the hub, perhaps `org/name@revision`.
+    pub(crate) model: Option<String>,
+    /// What `model` was before.
+    pub(crate) name: Option<String>,
+    /// Whether lines tell how far it is; they do when absent.
+    pub(crate) stream: Option<bool>,
+    /// Without effect: the hub is the server's choice.
+    #[serde(rename = "insecure")]
+    pub(crate) _insecure: Option<bool>,
+}
+
+/// A line of a download.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct OllamaPullStatus {
+    /// `pulling manifest`, `pulling` and a file, or `success`.
+    pub(crate) status: String,
+    /// The file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) digest: Option<String>,
+    /// Its bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) total: Option<u64>,
+    /// Those that are here.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) completed: Option<u64>,
+}
+
+impl OllamaPullStatus {
+    pub(crate) fn of(status: &str) -> Self {
+        Self { status: status.to_owned(), digest: None, total: None, completed: None }
+    }
+
+    pub(crate) fn file(name: &str, total: u64, completed: u64) -> Self {
+        let digest = Some(name.to_owned());
+        let status = format!("pulling {name}");
+        Self { status, digest, total: Some(total), completed: Some(completed) }
+    }
+}
+
+#[derive(Debug, Deserialize, JsonSchema)]
+pub(crate) struct OllamaDeleteRequest {
+    /// A model's name, with or without `:latest`.
+    pub(crate) model: Option<String>,
+    /// What `model` was before.
+    pub(crate) name: Option<String>,
+}
+
+#[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct OllamaEmbedRequest {
     /// A served name, with or without `:latest`; the first served name when absent.
     pub(crate) model: Option<String>,
@@ -288,9 +338,9 @@ pub(crate) struct OllamaModel {
     pub(crate) digest: String,
     pub(crate) details: OllamaDetails,
     pub(crate) context_length: u32,
-    /// Of a loaded model: when it is given up, which is never.
+    /// Of a loaded model: when it is given up.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) expires_at: Option<&'static str>,
+    pub(crate) expires_at: Option<String>,
     /// Of a loaded model: its bytes on a GPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) size_vram: Option<u64>,

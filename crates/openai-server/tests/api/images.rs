@@ -8,7 +8,10 @@ use std::sync::{
     Arc,
     atomic::{AtomicUsize, Ordering},
 };
-use taper_base::{EncodedImage, ImageEncoder, ImageError, PreparedImage, RgbImage, TokenId};
+use taper_base::{
+    EncodedImage, ImageEncoder, ImageError, PreparedImage, RgbImage, TokenId, VideoEncoder,
+    VideoFrame,
+};
 use taper_openai_server::{ImageLimits, ServerConfig, Vision};
 
 const IMAGE: TokenId = 258;
@@ -29,6 +32,41 @@ fn decode(file: &[u8]) -> Result<RgbImage, ImageError> {
             Ok(RgbImage { width, height, pixels: vec![colour; 3 * (width * height) as usize] })
         }
         _ => Err(ImageError::Refused("the file is no image".to_owned())),
+    }
+}
+
+/// A file of a video is `v` and frames, two a second.
+fn frames(file: &[u8]) -> Result<Vec<VideoFrame>, ImageError> {
+    let Some(frames) = file.strip_prefix(b"v") else {
+        return Err(ImageError::Refused("MP4 is not read".to_owned()));
+    };
+    let frame =
+        |(i, file): (usize, &[u8])| VideoFrame { file: file.to_vec(), seconds: i as f64 / 2.0 };
+    Ok(frames.chunks(3).enumerate().map(frame).collect())
+}
+
+/// Two frames at a time, of which every second one is looked at where there are more than four.
+impl VideoEncoder for Fake {
+    fn together(&self) -> usize {
+        2
+    }
+
+    fn sample(&self, frames: usize, per_second: f64) -> Vec<usize> {
+        assert!((per_second - 2.0).abs() < 1e-9);
+        (0..frames).step_by(if frames > 4 { 2 } else { 1 }).collect()
+    }
+
+    fn label(&self, seconds: &[f64]) -> String {
+        format!("{seconds:?}")
+    }
+
+    fn prepare_frames(
+        &self,
+        frames: &[RgbImage],
+        sampled: usize,
+    ) -> Result<PreparedImage, ImageError> {
+        assert!(frames.len() <= 2 && sampled <= 4);
+        self.prepare(&frames[0])
     }
 }
 
@@ -63,11 +101,16 @@ impl ImageEncoder for Fake {
     fn hidden(&self) -> usize {
         3
     }
+
+    fn videos(&self) -> Option<&dyn VideoEncoder> {
+        Some(self)
+    }
 }
 
 fn seeing_with(limits: ImageLimits) -> (App, Arc<Fake>) {
     let encoder = Arc::new(Fake::default());
-    let vision = Some(Vision { encoder: Arc::clone(&encoder) as Arc<dyn ImageEncoder>, decode });
+    let vision =
+        Some(Vision { encoder: Arc::clone(&encoder) as Arc<dyn ImageEncoder>, decode, frames });
     let config = ServerConfig { vision, images: limits, ..config() };
     let added =
         [("<|im_start|>", true), ("<|im_end|>", true), ("<|image|>", true), ("<|begin|>", true)];
@@ -75,11 +118,11 @@ fn seeing_with(limits: ImageLimits) -> (App, Arc<Fake>) {
     (App::of_model(config, reply, tokenizer_with(&added), TEMPLATE), encoder)
 }
 
-fn seeing() -> App {
+pub(crate) fn seeing() -> App {
     seeing_with(ImageLimits::default()).0
 }
 
-fn base64(file: &[u8]) -> String {
+pub(crate) fn base64(file: &[u8]) -> String {
     BASE64_STANDARD.encode(file)
 }
 
@@ -91,16 +134,16 @@ fn image(file: &[u8]) -> Value {
     json!({ "type": "image_url", "image_url": { "url": data_url(file) } })
 }
 
-fn text(text: &str) -> Value {
+pub(crate) fn text(text: &str) -> Value {
     json!({ "type": "text", "text": text })
 }
 
-fn asks(parts: Value) -> Value {
+pub(crate) fn asks(parts: Value) -> Value {
     chat(json!({ "messages": [{ "role": "user", "content": parts }] }))
 }
 
 /// The prompt in which the engine got these pieces: texts, and images by their tokens.
-fn prompt(pieces: &[Result<&str, usize>]) -> Vec<TokenId> {
+pub(crate) fn prompt(pieces: &[Result<&str, usize>]) -> Vec<TokenId> {
     let piece = |piece: &Result<&str, usize>| match *piece {
         Ok("<") => vec![256],
         Ok(">") => vec![257],
@@ -110,7 +153,7 @@ fn prompt(pieces: &[Result<&str, usize>]) -> Vec<TokenId> {
     pieces.iter().flat_map(piece).collect()
 }
 
-async fn refused(app: &App, path: &str, body: &Value) -> (u16, Value) {
+pub(crate) async fn refused(app: &App, path: &str, body: &Value) -> (u16, Value) {
     let (status, body) = app.post(path, body).await;
     (status.as_u16(), body["error"].clone())
 }
@@ -230,7 +273,7 @@ async fn what_cannot_be_seen_is_refused() {
 #[tokio::test]
 async fn a_template_that_shows_no_images_refuses_them() {
     let encoder = Arc::new(Fake::default());
-    let config = ServerConfig { vision: Some(Vision { encoder, decode }), ..config() };
+    let config = ServerConfig { vision: Some(Vision { encoder, decode, frames }), ..config() };
     let added = [("<|im_start|>", true), ("<|im_end|>", true), ("<|image|>", true)];
     let template = "{% for m in messages %}{{ m.content }}{% endfor %}";
     let reply = Reply::Text("x".to_owned());

@@ -60,6 +60,31 @@ pub(crate) struct Mock {
 }
 
 impl Mock {
+    pub(crate) fn new(reply: Reply, max_model_len: u32) -> Self {
+        Self {
+            info: EngineInfo {
+                max_model_len,
+                vocab_size: VOCAB,
+                eos_token_ids: vec![EOS],
+                kv_cache_dtype: "f16".to_owned(),
+                kv_bits: vec![],
+                kv_capacity_tokens: 320,
+                kv_capacity_bytes: 4096,
+                kv_exact_bytes: 96,
+                prefix_caching: true,
+                weight_bytes: 1000,
+                drafting: Drafting::default(),
+                kv_recall_pages: 0,
+            },
+            replies: Mutex::new(vec![reply]),
+            seen: Mutex::default(),
+            held: Mutex::default(),
+            cached: Mutex::new(0),
+            dead: AtomicBool::new(false),
+            step: Mutex::default(),
+        }
+    }
+
     pub(crate) fn last(&self) -> GenRequest {
         self.seen.lock().unwrap().last().expect("a request reached the engine").clone()
     }
@@ -327,38 +352,14 @@ impl App {
         template: &str,
         max_model_len: u32,
     ) -> Self {
-        let engine = Arc::new(Mock {
-            info: EngineInfo {
-                max_model_len,
-                vocab_size: VOCAB,
-                eos_token_ids: vec![EOS],
-                kv_cache_dtype: "f16".to_owned(),
-                kv_bits: vec![],
-                kv_capacity_tokens: 320,
-                kv_capacity_bytes: 4096,
-                kv_exact_bytes: 96,
-                prefix_caching: true,
-                weight_bytes: 1000,
-                drafting: Drafting::default(),
-                kv_recall_pages: 0,
-            },
-            replies: Mutex::new(vec![reply]),
-            seen: Mutex::default(),
-            held: Mutex::default(),
-            cached: Mutex::new(0),
-            dead: AtomicBool::new(false),
-            step: Mutex::default(),
-        });
+        let engine = Arc::new(Mock::new(reply, max_model_len));
         let template = ChatTemplate::from_source(template, Some("<s>"), Some("</s>")).unwrap();
         let state = AppState::new(engine.clone(), tokenizer, Some(template), config);
         Self { router: router(state.clone()), engine, state }
     }
 
     pub(crate) async fn send(&self, request: Request<Body>) -> (StatusCode, HeaderMap, String) {
-        let response = self.router.clone().oneshot(request).await.unwrap();
-        let (parts, body) = response.into_parts();
-        let bytes = body.collect().await.unwrap().to_bytes();
-        (parts.status, parts.headers, String::from_utf8(bytes.to_vec()).unwrap())
+        send(&self.router, request).await
     }
 
     pub(crate) async fn get(&self, path: &str) -> (StatusCode, String) {
@@ -403,6 +404,16 @@ impl App {
         assert_eq!(lines.pop().as_deref(), Some("[DONE]"));
         lines.iter().map(|l| serde_json::from_str(l).unwrap()).collect()
     }
+}
+
+pub(crate) async fn send(
+    router: &Router,
+    request: Request<Body>,
+) -> (StatusCode, HeaderMap, String) {
+    let response = router.clone().oneshot(request).await.unwrap();
+    let (parts, body) = response.into_parts();
+    let bytes = body.collect().await.unwrap().to_bytes();
+    (parts.status, parts.headers, String::from_utf8(bytes.to_vec()).unwrap())
 }
 
 pub(crate) fn post(path: &str, body: &str) -> Request<Body> {

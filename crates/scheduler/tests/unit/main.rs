@@ -2,6 +2,7 @@
 
 mod drafts;
 mod eviction;
+mod whole;
 
 use taper_base::{SeqId, TokenId};
 use taper_scheduler::{
@@ -27,6 +28,7 @@ fn request(id: u64, prompt: u32, max_new: u32) -> Admission {
         client: None,
         priority: 0,
         cut_tokens: 0,
+        whole: Vec::new(),
     }
 }
 

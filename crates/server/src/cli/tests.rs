@@ -2,6 +2,7 @@
 
 use super::*;
 use clap::CommandFactory;
+use taper_chat::ToolFormat;
 
 const REFERENCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/cli.md");
 

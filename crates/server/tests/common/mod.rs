@@ -30,8 +30,14 @@ pub(crate) struct Server {
 impl Server {
     /// Serves on a free port; `args` are flags, and a model perhaps.
     pub(crate) fn start(args: &[&str]) -> Self {
+        Self::start_in(args, &[])
+    }
+
+    /// [`Self::start`] with variables of the environment.
+    pub(crate) fn start_in(args: &[&str], variables: &[(&str, &str)]) -> Self {
         let start = Instant::now();
         let mut command = Command::new(BINARY);
+        command.envs(variables.iter().copied());
         if !args.contains(&"--log-level") {
             command.env("RUST_LOG", "warn");
         }

@@ -14,17 +14,24 @@ pub(crate) struct ModelDir(TempDir);
 impl ModelDir {
     /// A checkpoint of `tests/fixtures/parity` with a tokenizer and a chat template.
     pub(crate) fn new(fixture: &str) -> Self {
+        let dir = Self::of("parity", fixture);
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+        for name in ["tokenizer.json", "tokenizer_config.json"] {
+            fs::copy(root.join("models/demo").join(name), dir.file(name)).unwrap();
+        }
+        dir
+    }
+
+    /// A checkpoint of a folder of `tests/fixtures`, as it is.
+    pub(crate) fn of(folder: &str, fixture: &str) -> Self {
         let dir = Self(tempfile::tempdir().unwrap());
         let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-        let fixture = root.join("../../tests/fixtures/parity").join(fixture);
+        let fixture = root.join("../../tests/fixtures").join(folder).join(fixture);
         for entry in fs::read_dir(&fixture).unwrap() {
             let name = entry.unwrap().file_name().into_string().unwrap();
             if name != "expected.safetensors" {
                 fs::copy(fixture.join(&name), dir.file(&name)).unwrap();
             }
-        }
-        for name in ["tokenizer.json", "tokenizer_config.json"] {
-            fs::copy(root.join("models/demo").join(name), dir.file(name)).unwrap();
         }
         dir
     }

@@ -153,15 +153,17 @@ impl Vit {
             x = norm.forward(&x)?;
         }
         let segments: Vec<_> = (1..=n).map(|i| i * rows).collect();
-        let mut states = vec![x.clone()];
-        for block in &self.blocks {
+        let mut kept = vec![x.clone(); keep.len()];
+        for (depth, block) in (1..).zip(&self.blocks) {
             x = block.forward(&x, None, &segments)?;
-            states.push(x.clone());
+            let last = depth == self.blocks.len();
+            for (kept, _) in kept.iter_mut().zip(keep).filter(|(_, own)| **own == depth) {
+                *kept = match &self.post {
+                    Some(norm) if last => norm.forward(&x)?,
+                    _ => x.clone(),
+                };
+            }
         }
-        if let Some(norm) = &self.post {
-            states[self.blocks.len()] = norm.forward(&x)?;
-        }
-        let kept: Vec<_> = keep.iter().filter_map(|&depth| states.get(depth)).collect();
         let x = Tensor::cat(&kept, D::Minus1)?.reshape((n, rows, ()))?;
         if self.class.is_some() && !class { x.narrow(1, 1, patches) } else { Ok(x) }
     }

@@ -2,8 +2,8 @@
 
 import { signal } from "@preact/signals";
 import { apiKey } from "./settings";
-import { events } from "./sse";
-import type { ModelCard } from "./types";
+import { events, lines } from "./sse";
+import type { ModelCard, Progress } from "./types";
 
 /** The server wants a key, or another one. */
 export const keyWanted = signal(false);
@@ -39,8 +39,9 @@ export async function call(path: string, init: RequestInit = {}): Promise<Respon
 
 async function reason(response: Response): Promise<string> {
   try {
-    const body = (await response.json()) as { error?: { message?: string } };
-    if (body.error?.message) return body.error.message;
+    const { error } = (await response.json()) as { error?: { message?: string } | string };
+    const message = typeof error === "string" ? error : error?.message;
+    if (message) return message;
   } catch {
     // A proxy's page, say.
   }
@@ -50,6 +51,53 @@ async function reason(response: Response): Promise<string> {
 export async function models(): Promise<ModelCard[]> {
   const response = await call("v1/models");
   return ((await response.json()) as { data: ModelCard[] }).data;
+}
+
+function post(path: string, body: unknown, signal?: AbortSignal): Promise<Response> {
+  const headers = { "content-type": "application/json" };
+  return call(path, { method: "POST", headers, body: JSON.stringify(body), ...(signal && { signal }) });
+}
+
+interface WireProgress {
+  status?: string;
+  completed?: number;
+  total?: number;
+  error?: { message?: string } | string;
+}
+
+function progress(data: string): Progress {
+  const { status = "", completed = 0, total = 0, error } = JSON.parse(data) as WireProgress;
+  if (error) throw new ApiError(typeof error === "string" ? error : (error.message ?? "It failed"), 200);
+  return { text: status, completed, total };
+}
+
+/** Loads one of several models. */
+export async function* loadModel(model: string): AsyncGenerator<Progress> {
+  const { body } = await post("models/load", { model, stream: true });
+  if (body) for await (const data of unbroken(body, events)) yield progress(data);
+}
+
+export async function unloadModel(model: string): Promise<void> {
+  await post("models/unload", { model });
+}
+
+export async function deleteModel(model: string): Promise<void> {
+  const path = model.split("/").map(encodeURIComponent).join("/");
+  await call(`v1/models/${path}`, { method: "DELETE" });
+}
+
+/** Downloads a model; the server stops when this is aborted, and goes on there the next time. */
+export async function* pull(model: string, signal: AbortSignal): AsyncGenerator<Progress> {
+  const { body } = await post("api/pull", { model }, signal);
+  let last = "";
+  if (body) {
+    for await (const data of unbroken(body, lines)) {
+      const step = progress(data);
+      last = step.text;
+      yield step;
+    }
+  }
+  if (last !== "success") throw new ApiError(CUT, 0);
 }
 
 export async function version(): Promise<string> {
@@ -96,19 +144,21 @@ interface WireChunk {
 const CUT = "The connection was cut";
 
 /** Browsers have words of their own for it. */
-async function* unbroken(body: ReadableStream<Uint8Array>): AsyncGenerator<string> {
+async function* unbroken(
+  body: ReadableStream<Uint8Array>,
+  parts: (body: ReadableStream<Uint8Array>) => AsyncGenerator<string>,
+): AsyncGenerator<string> {
   try {
-    yield* events(body);
+    yield* parts(body);
   } catch (error) {
     throw error instanceof TypeError ? new ApiError(CUT, 0) : error;
   }
 }
 
 export async function* chat(body: unknown, signal: AbortSignal): AsyncGenerator<Chunk> {
-  const headers = { "content-type": "application/json" };
-  const response = await call("v1/chat/completions", { method: "POST", headers, body: JSON.stringify(body), signal });
+  const response = await post("v1/chat/completions", body, signal);
   if (!response.body) throw new ApiError("The server sent no stream", response.status);
-  for await (const data of unbroken(response.body)) {
+  for await (const data of unbroken(response.body, events)) {
     if (data === "[DONE]") return;
     const wire = JSON.parse(data) as WireChunk;
     if (wire.error) throw new ApiError(wire.error.message ?? "The stream ended with an error", 200);

@@ -106,6 +106,27 @@ export interface ModelCard {
   max_model_len?: number;
   /** Not every server says it. */
   input_modalities?: string[];
+  /** In a server of several models. */
+  status?: { value: "unloaded" | "loading" | "loaded" | "unloading" };
+  file_bytes?: number;
+  /** Bytes of memory that are kept for it. */
+  memory_bytes?: number;
+  requests?: number;
+  pinned?: boolean;
+  /** It answers requests that name no model. */
+  default?: boolean;
+  aliases?: string[];
+  /** Models can be downloaded and deleted. */
+  can_update?: boolean;
+}
+
+/** How far a load or a download is. */
+export interface Progress {
+  /** What is done at the moment. */
+  text: string;
+  completed: number;
+  /** 0 where it is not known. */
+  total: number;
 }
 
 /** A file of exported conversations. */

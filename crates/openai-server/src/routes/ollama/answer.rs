@@ -25,7 +25,7 @@ pub(super) enum Kind {
 }
 
 /// A time as Ollama writes it.
-pub(super) fn rfc3339(at: SystemTime) -> String {
+pub(in crate::routes) fn rfc3339(at: SystemTime) -> String {
     DateTime::<Utc>::from(at).to_rfc3339_opts(SecondsFormat::Micros, true)
 }
 

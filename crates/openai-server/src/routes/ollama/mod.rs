@@ -10,9 +10,10 @@ mod errors;
 mod models;
 mod text;
 
+pub(super) use answer::rfc3339;
 pub(super) use embed::embed;
 pub(super) use errors::dialect;
-pub(super) use models::{ps, show, tags, version};
+pub(super) use models::{About, bits, digest, parameters, ps, show, shown_of, tags, version};
 
 use self::{
     answer::{Answer, Kind, loaded},

@@ -5,6 +5,7 @@ use crate::{
     decode::Body,
     errors::ApiError,
     intake::{Payload, prepare},
+    many::Description,
     state::AppState,
     wire::{
         OllamaDetails, OllamaModel, OllamaModels, OllamaShow, OllamaShowRequest,
@@ -42,10 +43,10 @@ fn listed(state: &AppState, loaded: bool) -> OllamaModels {
         model: name.to_owned(),
         modified_at: started(state),
         size,
-        digest: digest(state, name, size),
+        digest: digest(name, &state.0.config.architecture, state.0.config.parameters, size),
         details: details(state, parent),
         context_length: info.max_model_len,
-        expires_at: loaded.then_some(NEVER),
+        expires_at: loaded.then(|| NEVER.to_owned()),
         size_vram: loaded.then_some(if state.0.config.on_gpu { size } else { 0 }),
     };
     let names = state.0.config.served_model_names.iter();
@@ -61,9 +62,13 @@ fn listed(state: &AppState, loaded: bool) -> OllamaModels {
 const NEVER: &str = "9999-12-31T23:59:59Z";
 
 /// Of what tells models apart here; weights are too long to hash.
-fn digest(state: &AppState, name: &str, size: u64) -> String {
-    let config = &state.0.config;
-    let of = format!("{name}\n{}\n{}\n{size}", config.architecture, config.parameters);
+pub(in crate::routes) fn digest(
+    name: &str,
+    architecture: &str,
+    parameters: u64,
+    size: u64,
+) -> String {
+    let of = format!("{name}\n{architecture}\n{parameters}\n{size}");
     Sha256::digest(of).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
@@ -84,7 +89,7 @@ fn details(state: &AppState, parent: &str) -> OllamaDetails {
 }
 
 /// Bits a weight.
-fn bits(bytes: u64, parameters: u64) -> String {
+pub(in crate::routes) fn bits(bytes: u64, parameters: u64) -> String {
     match parameters {
         0 => String::new(),
         _ => format!("{:.1} bpw", bytes as f64 * 8.0 / parameters as f64),
@@ -92,7 +97,7 @@ fn bits(bytes: u64, parameters: u64) -> String {
 }
 
 /// As Ollama writes it: `494.03M`, `7.6B`.
-fn parameters(count: u64) -> String {
+pub(in crate::routes) fn parameters(count: u64) -> String {
     match count {
         0 => String::new(),
         1..1_000_000_000 => format!("{:.2}M", count as f64 / 1e6),
@@ -113,49 +118,75 @@ fn shown(state: &AppState, mut body: Body) -> Result<Response, ApiError> {
     let missing = || ApiError::MissingParameter { param: "model".to_owned() };
     let name = model_name(state, wire.model.or(wire.name).ok_or_else(missing)?);
     let served = state.0.model(Some(&name))?;
-    let config = &state.0.config;
-    let parent = if served.adapter.is_some() { config.model_name() } else { "" };
-    let template = state.0.template.as_ref().map_or("", |template| template.source());
-    let body = OllamaShow {
-        modelfile: format!("FROM {name}\n"),
-        template,
-        details: details(state, parent),
-        model_info: model_info(state),
-        capabilities: capabilities(state),
-        modified_at: started(state),
-    };
-    Ok(Json(body).into_response())
+    let parent = if served.adapter.is_some() { state.0.config.model_name() } else { "" };
+    let of = About { details: details(state, parent), modified_at: started(state) };
+    Ok(Json(shown_of(&name, &described(state), of)).into_response())
 }
 
-fn model_info(state: &AppState) -> Map<String, Value> {
-    let (config, info) = (&state.0.config, state.0.engine.info());
+/// What is known of a model beside what its files say.
+pub(in crate::routes) struct About {
+    pub(in crate::routes) details: OllamaDetails,
+    pub(in crate::routes) modified_at: String,
+}
+
+/// The response of `/api/show`.
+pub(in crate::routes) fn shown_of<'a>(
+    name: &str,
+    of: &'a Description,
+    about: About,
+) -> OllamaShow<'a> {
+    OllamaShow {
+        modelfile: format!("FROM {name}\n"),
+        template: &of.template,
+        details: about.details,
+        model_info: model_info(of),
+        capabilities: capabilities(of),
+        modified_at: about.modified_at,
+    }
+}
+
+fn described(state: &AppState) -> Description {
+    let (config, state) = (&state.0.config, &state.0);
+    let generates = state.vectors.is_none() && state.scores.is_none();
+    let chats = generates && state.template.is_some();
+    let calls = config.enable_auto_tool_choice && !config.tool_format.is_none();
+    Description {
+        architecture: config.architecture.clone(),
+        parameters: config.parameters,
+        weight_bytes: state.engine.info().weight_bytes,
+        context_length: state.engine.info().max_model_len,
+        template: state.template.as_ref().map_or("", |template| template.source()).to_owned(),
+        generates,
+        calls: chats && calls,
+        thinks: chats && !config.reasoning_format.closers().is_empty(),
+        sees: chats && state.images.see(),
+        dimensions: state.vectors.as_ref().map_or(0, |vectors| vectors.dimensions()),
+    }
+}
+
+fn model_info(of: &Description) -> Map<String, Value> {
     let mut all = Map::new();
-    if !config.architecture.is_empty() {
-        let name = &config.architecture;
+    let name = &of.architecture;
+    if !name.is_empty() {
         all.insert("general.architecture".to_owned(), json!(name));
-        all.insert(format!("{name}.context_length"), json!(info.max_model_len));
-        if let Some(vectors) = &state.0.vectors {
-            all.insert(format!("{name}.embedding_length"), json!(vectors.dimensions()));
+        all.insert(format!("{name}.context_length"), json!(of.context_length));
+        if of.dimensions > 0 {
+            all.insert(format!("{name}.embedding_length"), json!(of.dimensions));
         }
     }
-    if config.parameters > 0 {
-        all.insert("general.parameter_count".to_owned(), json!(config.parameters));
+    if of.parameters > 0 {
+        all.insert("general.parameter_count".to_owned(), json!(of.parameters));
     }
     all
 }
 
-fn capabilities(state: &AppState) -> Vec<&'static str> {
-    let (config, state) = (&state.0.config, &state.0);
-    let generates = state.vectors.is_none() && state.scores.is_none();
-    let calls = config.enable_auto_tool_choice && !config.tool_format.is_none();
-    let thinks = !config.reasoning_format.closers().is_empty();
-    let chats = generates && state.template.is_some();
+fn capabilities(of: &Description) -> Vec<&'static str> {
     let all = [
-        ("completion", generates),
-        ("tools", chats && calls),
-        ("thinking", chats && thinks),
-        ("vision", chats && state.images.see()),
-        ("embedding", state.vectors.is_some()),
+        ("completion", of.generates),
+        ("tools", of.calls),
+        ("thinking", of.thinks),
+        ("vision", of.sees),
+        ("embedding", of.dimensions > 0),
     ];
     all.into_iter().filter(|(_, has)| *has).map(|(name, _)| name).collect()
 }

@@ -2,7 +2,7 @@
 
 use crate::{
     errors::ApiError,
-    state::AppState,
+    stored::Responses,
     wire::{ItemList, ResponseDeleted, ResponseOut},
 };
 use axum::{
@@ -14,12 +14,13 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde_json::Value;
+use std::sync::Arc;
 
 type Id = Result<Path<String>, PathRejection>;
 type Fields = Result<Query<Vec<(String, String)>>, QueryRejection>;
 
 pub(in crate::routes) async fn get(
-    State(state): State<AppState>,
+    State(responses): State<Arc<Responses>>,
     id: Id,
     fields: Fields,
 ) -> Result<Response, ApiError> {
@@ -37,24 +38,24 @@ pub(in crate::routes) async fn get(
             _ => return Err(ApiError::UnknownParameter { param: name }),
         }
     }
-    Ok(Json(&*state.0.responses.get(&named(id)?, None)?.response).into_response())
+    Ok(Json(&*responses.get(&named(id)?, None)?.response).into_response())
 }
 
 pub(in crate::routes) async fn delete(
-    State(state): State<AppState>,
+    State(responses): State<Arc<Responses>>,
     id: Id,
 ) -> Result<Json<ResponseDeleted>, ApiError> {
     let id = named(id)?;
-    state.0.responses.delete(&id)?;
+    responses.delete(&id)?;
     Ok(Json(ResponseDeleted { id, object: "response", deleted: true }))
 }
 
 pub(in crate::routes) async fn cancel(
-    State(state): State<AppState>,
+    State(responses): State<Arc<Responses>>,
     id: Id,
 ) -> Result<Json<ResponseOut>, ApiError> {
     let id = named(id)?;
-    let stored = state.0.responses.get(&id, None)?;
+    let stored = responses.get(&id, None)?;
     if stored.response.status == "cancelled" {
         return Ok(Json(ResponseOut::clone(&stored.response)));
     }
@@ -66,12 +67,12 @@ pub(in crate::routes) async fn cancel(
 
 /// The whole conversation that a response came from, page by page.
 pub(in crate::routes) async fn input_items(
-    State(state): State<AppState>,
+    State(responses): State<Arc<Responses>>,
     id: Id,
     fields: Fields,
 ) -> Result<Json<ItemList>, ApiError> {
     let page = page(read(fields)?)?;
-    let exchange = state.0.responses.get(&named(id)?, None)?.exchange;
+    let exchange = responses.get(&named(id)?, None)?.exchange;
     let mut items = exchange.items(false);
     if page.newest_first {
         items.reverse();

@@ -45,9 +45,8 @@ params!(
 );
 
 const FAMILY: &str = "experts";
-/// Rows that a threadgroup of `experts_*` computes, and one of `experts_sum_*`.
+/// Rows that a threadgroup of `experts_*` computes.
 const ROWS: u32 = 16;
-const SUM_ROWS: u32 = 4;
 /// Threads of kernels with a thread for each element.
 const THREADS: u32 = 256;
 
@@ -67,6 +66,11 @@ const ADD_BIAS: u32 = 4;
 const ADD_WHOLE: u32 = 8;
 const ADD_SHARED: u32 = 16;
 const ADD_GATE: u32 = 32;
+
+/// Rows that a threadgroup of `experts_sum_*` of this format computes.
+fn sum_rows(format: &str) -> u32 {
+    if format == "f32" { 2 } else { 4 }
+}
 
 fn flag(there: bool, flag: u32) -> u32 {
     if there { flag } else { 0 }
@@ -115,12 +119,13 @@ impl StackedExperts {
             flags: self.add_flags(read),
             scale: self.kind.scale,
         };
+        let (name, _) = weight.kernel();
         let [data, scales] = weight.operands();
         let [x, weights, ids, normed, bias, shared, gate] = self.added(read, routes);
         let launch = Launch {
             family: FAMILY,
-            kernel: &format!("experts_sum_{}", weight.kernel().0),
-            grid: [params.rows.div_ceil(SUM_ROWS), count(FAMILY, read.x.dims[0])?, 1],
+            kernel: &format!("experts_sum_{name}"),
+            grid: [params.rows.div_ceil(sum_rows(name)), count(FAMILY, read.x.dims[0])?, 1],
             threads: THREADS,
             operands: &[
                 data,

@@ -52,7 +52,7 @@ pub(super) fn qwen3_vl(sources: &Sources<'_>) -> Result<Parts, VisionError> {
     }
     let merger = weights.at("merger");
     tower.merger = Some(Merger::load(&merger, &MERGER, [merged, output], hidden, NormKind::Layer)?);
-    parts(sources, tower, output, 16)
+    parts(sources, tower, output, (16, true))
 }
 
 /// Qwen 2.5: most layers attend within windows.
@@ -78,7 +78,7 @@ pub(super) fn qwen2_5_vl(sources: &Sources<'_>) -> Result<Parts, VisionError> {
     let merger = weights.at("merger");
     tower.merger =
         Some(Merger::load(&merger, &OLD_MERGER, [merged, output], hidden, NormKind::Rms)?);
-    parts(sources, tower, output, 14)
+    parts(sources, tower, output, (14, false))
 }
 
 /// Qwen 2.
@@ -98,7 +98,7 @@ pub(super) fn qwen2_vl(sources: &Sources<'_>) -> Result<Parts, VisionError> {
     let merger = weights.at("merger");
     tower.merger =
         Some(Merger::load(&merger, &OLD_MERGER, [merged, output], hidden, NormKind::Layer)?);
-    parts(sources, tower, output, 14)
+    parts(sources, tower, output, (14, false))
 }
 
 /// Below what the tower's tensors are; MLX calls it a vision tower.
@@ -168,7 +168,7 @@ fn parts(
     sources: &Sources<'_>,
     tower: Tower,
     hidden: usize,
-    patch: usize,
+    (patch, videos): (usize, bool),
 ) -> Result<Parts, VisionError> {
     let fields = sources.processor;
     for (name, ours) in [
@@ -181,13 +181,13 @@ fn parts(
     let image_token = sources.token_of(&["image_token_id"], "<|image_pad|>")?;
     let patch = sources.vision.side_or("patch_size", patch)?;
     let frames = sources.vision.side_or("temporal_patch_size", 2)?;
+    let sizes = [patch, tower.merge, frames];
+    let mut processor = SquareProcessor::read(fields, sizes, Counts::Image, image_token)?;
+    if videos {
+        processor = processor.with_videos(fields)?;
+    }
     Ok(Parts {
-        processor: Box::new(SquareProcessor::read(
-            fields,
-            [patch, tower.merge, frames],
-            Counts::Image,
-            image_token,
-        )?),
+        processor: Box::new(processor),
         tower: Box::new(tower),
         placeholder: image_token,
         image_token,

@@ -5,7 +5,8 @@ use crate::{
     encoder::{Prepared, Processor},
     layers::Grid,
     resize::{Filter, resize},
-    settings::{CLIP, Scaling, round, within},
+    settings::{CLIP, HALVES, Scaling, round, within},
+    video::{self, Sampling},
 };
 use taper_base::{ImageError, RgbImage, TokenId};
 
@@ -20,6 +21,14 @@ pub(in crate::families) struct SquareProcessor {
     pixels: [usize; 2],
     counts: Counts,
     image_token: TokenId,
+    videos: Option<Videos>,
+}
+
+/// What is done to the frames of videos.
+#[derive(Debug)]
+struct Videos {
+    sampling: Sampling,
+    scaling: Scaling,
 }
 
 /// What the bounds of pixels are of.
@@ -59,7 +68,16 @@ impl SquareProcessor {
             ],
             counts,
             image_token,
+            videos: None,
         })
+    }
+
+    /// With videos, as Qwen 3 has them.
+    pub(in crate::families) fn with_videos(self, fields: Fields<'_>) -> Result<Self, VisionError> {
+        let fields = video::fields(fields);
+        let (sampling, scaling) =
+            (Sampling::read(fields, self.frames)?, Scaling::read(fields, Filter::Bicubic, HALVES)?);
+        Ok(Self { videos: Some(Videos { sampling, scaling }), ..self })
     }
 
     /// Width and height in pixels.
@@ -77,20 +95,46 @@ impl SquareProcessor {
         smart_resize(width, height, side, pixels)
     }
 
-    /// Patches of squares: `[patches, 3 * frames * patch * patch]`, the one frame as often as there are frames.
-    fn patches(&self, image: &RgbImage, grid: Grid) -> Vec<f32> {
-        let (patch, width) = (self.patch, image.width as usize);
-        let mut out = Vec::with_capacity(image.pixels.len() * self.frames);
+    /// Patches of squares of frames of one size, each resized to `width` and `height`. The last frame stands for those
+    /// that are missing.
+    fn squares(
+        &self,
+        frames: &[RgbImage],
+        (width, height): (u32, u32),
+        scaling: &Scaling,
+    ) -> Prepared {
+        let frames: Vec<_> =
+            frames.iter().map(|frame| resize(frame, width, height, scaling.filter)).collect();
+        let (height, width) = (height as usize / self.patch, width as usize / self.patch);
+        let grid = Grid { height, width, merge: self.merge };
+        let [rows, cols] = [height / self.merge, width / self.merge];
+        Prepared {
+            expansion: vec![self.image_token; rows * cols],
+            grid: Some([1, rows as u32, cols as u32]),
+            pixels: self.patches(&frames, grid, scaling),
+            shape: vec![grid.patches(), 3 * self.frames * self.patch * self.patch],
+        }
+    }
+
+    /// Patches of squares: `[patches, 3 * frames * patch * patch]`.
+    fn patches(&self, frames: &[RgbImage], grid: Grid, scaling: &Scaling) -> Vec<f32> {
+        let patch = self.patch;
+        let all = frames.first().map_or(0, |frame| frame.pixels.len() * self.frames);
+        let mut out = Vec::with_capacity(all);
         for [y, x] in grid.positions() {
             let (top, left) = (y as usize * patch, x as usize * patch);
             for channel in 0..3 {
-                let start = out.len();
-                for y in top..top + patch {
-                    let row = &image.pixels[3 * (y * width + left)..][..3 * patch];
-                    let row = row[channel..].iter().step_by(3);
-                    out.extend(row.map(|&x| self.scaling.value(channel, x)));
+                let mut start = out.len();
+                for frame in frames.iter().take(self.frames) {
+                    start = out.len();
+                    for y in top..top + patch {
+                        let row = y * frame.width as usize + left;
+                        let row = &frame.pixels[3 * row..][..3 * patch];
+                        let row = row[channel..].iter().step_by(3);
+                        out.extend(row.map(|&x| scaling.value(channel, x)));
+                    }
                 }
-                for _ in 1..self.frames {
+                for _ in frames.len()..self.frames {
                     out.extend_from_within(start..start + patch * patch);
                 }
             }
@@ -101,17 +145,22 @@ impl SquareProcessor {
 
 impl Processor for SquareProcessor {
     fn prepare(&self, image: &RgbImage) -> Result<Prepared, ImageError> {
-        let (width, height) = self.size(image)?;
-        let image = resize(image, width, height, self.scaling.filter);
-        let (height, width) = (height as usize / self.patch, width as usize / self.patch);
-        let grid = Grid { height, width, merge: self.merge };
-        let [rows, cols] = [height / self.merge, width / self.merge];
-        Ok(Prepared {
-            expansion: vec![self.image_token; rows * cols],
-            grid: Some([1, rows as u32, cols as u32]),
-            pixels: self.patches(&image, grid),
-            shape: vec![grid.patches(), 3 * self.frames * self.patch * self.patch],
-        })
+        let size = self.size(image)?;
+        Ok(self.squares(std::slice::from_ref(image), size, &self.scaling))
+    }
+
+    fn videos(&self) -> Option<&Sampling> {
+        self.videos.as_ref().map(|own| &own.sampling)
+    }
+
+    fn prepare_frames(&self, frames: &[RgbImage], sampled: usize) -> Result<Prepared, ImageError> {
+        let (Some(Videos { sampling, scaling }), Some(first)) = (&self.videos, frames.first())
+        else {
+            return Err(ImageError::Refused("there are no frames that could be seen".to_owned()));
+        };
+        let side = self.patch * self.merge;
+        let size = sampling.size((first.width, first.height), sampled, side)?;
+        Ok(self.squares(frames, size, scaling))
     }
 }
 

@@ -126,7 +126,10 @@ function ModelPicker() {
       onChange={(event) => change({ model: event.currentTarget.value })}
     >
       {all.map((card) => (
-        <option key={card.id}>{card.id}</option>
+        <option key={card.id} value={card.id}>
+          {card.id}
+          {card.status && card.status.value !== "loaded" ? ` (${card.status.value})` : ""}
+        </option>
       ))}
     </select>
   );
