@@ -88,11 +88,6 @@ const STEPS: &[Step] = &[
         Run(&["bash", ".ci/planted"]),
     ),
     step(
-        "planted-simulation",
-        "faults planted in the scheduler, the KV cache and the steps, which the simulation must find",
-        Run(&["bash", ".ci/planted-simulation"]),
-    ),
-    step(
         "unified",
         "launches, copies and memory of a model on a fake of an Apple GPU",
         Run(&["{xtask}", "unified"]),

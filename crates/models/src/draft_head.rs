@@ -207,6 +207,7 @@ impl DraftHead {
             pass,
             kept: pass,
             whole: true,
+            mutual: &[],
         };
         let x = self.layer.forward(&step, (&x, (!all).then_some(batch.logits_at), None), state)?;
         let h = self.norm.forward(&x)?;

@@ -3,7 +3,7 @@
 use clap::Args;
 use std::{path::PathBuf, time::Duration};
 
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 pub(crate) struct ServingArgs {
     /// Certificate in PEM, with those that vouch for it behind it: connections are encrypted.
     #[arg(long, value_name = "FILE", requires = "ssl_keyfile")]

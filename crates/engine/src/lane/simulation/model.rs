@@ -57,7 +57,9 @@ impl Adder {
             parameters: 1,
             weight_bytes: 1,
             prefill_apart: false,
+            draft_heads: None,
             images: None,
+            ahead: None,
         };
         Self { info, script }
     }

@@ -23,7 +23,7 @@ use std::{
     time::Duration,
 };
 use taper_base::{FinishReason, GenRequest, SamplingParams, SeqId, StopRules, TokenId, TokenSet};
-use taper_kv_cache::{DiskTier, KvConfig, UnitName, UnitRows};
+use taper_kv_cache::{DiskTier, KvConfig, UnitName, UnitRows, Unread};
 use taper_kv_codecs::KvGeometry;
 use taper_models::Model;
 use taper_scheduler::SchedulerConfig;
@@ -45,7 +45,7 @@ pub(super) struct World {
     /// Units that a request waits for, and those that have come for it.
     loads: BTreeMap<SeqId, [usize; 2]>,
     /// Units that were read and not delivered yet.
-    read: VecDeque<(SeqId, (usize, UnitName), Option<UnitRows>)>,
+    read: VecDeque<(SeqId, (usize, UnitName), Result<UnitRows, Unread>)>,
     /// Faults of numbers that no request has failed of yet.
     owed: usize,
     /// Whose turn it is to start, since how many steps, and in how many it must.
@@ -108,6 +108,7 @@ impl World {
             evictor: None,
             disk,
             hot_tokens: None,
+            resident: vec![None],
             idle: numbers.one_in(2).then_some(Idle { after: Duration::ZERO, keep_bytes }),
             commands,
         };
@@ -273,7 +274,7 @@ impl World {
             }
             let Some((id, unit, mut rows)) = self.read.pop_front() else { return };
             if self.numbers.one_in(16) {
-                rows = None;
+                rows = Err(Unread::Gone);
             } else if self.numbers.one_in(16) {
                 rows.iter_mut().flatten().for_each(|part| part.truncate(3));
             }

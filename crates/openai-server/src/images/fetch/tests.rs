@@ -2,7 +2,7 @@
 
 use super::{super::address::is_public, *};
 use std::{
-    io::{Read as _, Write as _},
+    io::Write as _,
     net::{Ipv4Addr, TcpListener, TcpStream},
     sync::{
         Mutex,
