@@ -1,5 +1,6 @@
 //! `cargo xtask dist`: a release as people download it.
 
+use crate::tidy;
 use anyhow::{Context, Result, bail, ensure};
 use flate2::{Compression, write::GzEncoder};
 use sha2::{Digest, Sha256};
@@ -97,8 +98,8 @@ fn build(root: &Path, options: &Options) -> Result<PathBuf> {
     cargo.args(options.target.iter().flat_map(|target| ["--target", target]));
     cargo.args(options.features.iter().flat_map(|features| ["--features", features]));
     ensure!(cargo.status().context("running cargo")?.success(), "the release cannot be built");
-    let dir =
-        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
+    let metadata = tidy::metadata(root)?;
+    let dir = PathBuf::from(metadata["target_directory"].as_str().context("a target directory")?);
     let dir = options.target.iter().fold(dir, |dir, target| dir.join(target)).join("release");
     ["taper", "taper.exe"]
         .map(|name| dir.join(name))

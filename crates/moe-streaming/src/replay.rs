@@ -73,8 +73,8 @@ impl Trace {
         Some(Self { touches })
     }
 
-    /// Of the experts that were expected first, second and so on: the share that was used; and the share of used ones
-    /// that were expected so early. Of touches of one token before which there was an expectation.
+    /// For the experts that were expected first, second and so on: the share that was used, and the share of used ones
+    /// that were expected so early. Touches of one token count, before which something was expected.
     #[must_use]
     pub fn foresight(&self) -> Vec<(f64, f64)> {
         let one = |t: &&Touch| t.tokens == 1 && !t.expected.is_empty();
