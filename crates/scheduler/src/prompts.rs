@@ -26,14 +26,17 @@ impl Scheduler {
     /// Half is for the first prompt of the queue's order, so that it advances whatever comes after
     /// it. The rest goes to the prompts that are done soonest: a short one does not wait for the
     /// long ones.
+    ///
+    /// Where a step is for one prompt `alone`, nobody starts who would come before it.
     pub(crate) fn plan_prompts(
         &mut self,
         pool: &mut dyn BlockPool,
         mut budget: Budget,
+        alone: bool,
         plan: &mut StepPlan,
     ) {
         // Whoever was preempted in this step would come straight back otherwise.
-        let mut starts = match plan.preempted.is_empty() {
+        let mut starts = match plan.preempted.is_empty() && !alone {
             true => self.start_first(pool, &budget, plan),
             false => Starts::Closed,
         };

@@ -188,7 +188,7 @@ impl Scheduler {
         }
         self.running.iter_mut().for_each(|seq| seq.drafted = 0);
         budget.tokens = budget.tokens.min(self.prompt_tokens.max(least));
-        self.plan_prompts(pool, budget, &mut plan);
+        self.plan_prompts(pool, budget, alone, &mut plan);
         plan
     }
 

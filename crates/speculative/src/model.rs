@@ -185,7 +185,7 @@ impl Drafter for ModelDrafter {
             self.run(&works, Phase::Decode, |at, row| chosen[at] = Likeliest::of(row))?;
             for (&(i, token), choice) in open.iter().zip(&chosen) {
                 self.computed.entry(seqs[i].id).or_default().push(token);
-                choice.into_iter().for_each(|choice| choice.extend(&mut drafts[i]));
+                choice.iter().for_each(|choice| choice.extend(&mut drafts[i]));
             }
             let goes_on = |((i, _), choice): ((usize, TokenId), Option<Likeliest>)| {
                 let more = choice?.goes_on() && drafts[i].tokens.len() < seqs[i].most;

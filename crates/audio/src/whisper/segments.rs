@@ -63,7 +63,10 @@ mod tests {
         }
     }
 
-    fn cuts(tokens: &[TokenId]) -> (Vec<(Range<usize>, Range<usize>)>, usize) {
+    /// Tokens and frames.
+    type Segment = (Range<usize>, Range<usize>);
+
+    fn cuts(tokens: &[TokenId]) -> (Vec<Segment>, usize) {
         let (cuts, next) = cut(tokens, 3000, &specials());
         (cuts.into_iter().map(|c| (c.tokens, c.frames)).collect(), next)
     }

@@ -201,6 +201,8 @@ impl Models {
     }
 }
 
+// By value: it is the argument of `map_err`.
+#[allow(clippy::needless_pass_by_value)]
 fn internal(error: tokio::task::JoinError) -> LibraryError {
     tracing::error!(%error, "a load has panicked");
     LibraryError::Internal

@@ -427,8 +427,9 @@ async fn every_route_of_one_model_is_there_and_behind_the_key() {
     let api_keys = ApiKeys::new(["k1"]).unwrap();
     let config = ServerConfig { api_keys, ..ServerConfig::default() };
     let many = Many::with(&[("a", 10)], settings(20), config);
-    // Adapters belong to one model.
-    let routes = route_table().into_iter().filter(|(path, _)| !path.contains("lora"));
+    // Adapters and speech belong to one model.
+    let of_one = |path: &str| path.contains("lora") || path.contains("audio");
+    let routes = route_table().into_iter().filter(|(path, _)| !of_one(path));
     for (path, open) in routes {
         for key in [None, Some("Bearer k1")] {
             let mut request = post(&path.replace("{*id}", "a").replace("{id}", "x"), "{}");

@@ -19,15 +19,13 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-type OfTable = Option<Seen<Arc<Served>>>;
-
 fn unix(time: SystemTime) -> u64 {
     time.duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
 }
 
-fn card(models: &Models, listed: &Listed, seen: OfTable) -> ModelCard {
-    let served = seen.as_ref().and_then(|seen| seen.model.as_ref());
-    let phase = seen.as_ref().map_or(ModelPhase::Unloaded, |seen| seen.phase);
+fn card(models: &Models, listed: &Listed, seen: Option<&Seen<Arc<Served>>>) -> ModelCard {
+    let served = seen.and_then(|seen| seen.model.as_ref());
+    let phase = seen.map_or(ModelPhase::Unloaded, |seen| seen.phase);
     let sees = served.is_some_and(|served| served.state.0.images.see());
     ModelCard {
         id: listed.name.clone(),
@@ -56,7 +54,7 @@ pub(in crate::routes) async fn list(
 ) -> Result<Json<ModelList>, ApiError> {
     let (listed, mut seen) = (models.refresh().await?, models.seen());
     let mut data: Vec<_> =
-        listed.iter().map(|own| card(&models, own, seen.remove(&own.name))).collect();
+        listed.iter().map(|own| card(&models, own, seen.remove(&own.name).as_ref())).collect();
     // Clients that choose for themselves take the first.
     data.sort_by_key(|card| card.residence.as_ref().is_none_or(|of| !of.default));
     Ok(Json(ModelList { object: "list", data }))
@@ -75,7 +73,7 @@ pub(in crate::routes) async fn one(
 ) -> Result<Json<ModelCard>, ApiError> {
     let listed = models.find(&named(id, &uri)).await?;
     let seen = models.seen().remove(&listed.name);
-    Ok(Json(card(&models, &listed, seen)))
+    Ok(Json(card(&models, &listed, seen.as_ref())))
 }
 
 /// The process responds. A model whose engine dies is loaded again.
