@@ -186,7 +186,7 @@ fn debian(stage: &Path, target: &str, out: &Path) -> Result<()> {
     fs::write(package.path().join("DEBIAN/control"), control)?;
     let file = out.join(format!("taper_{version}_{architecture}.deb"));
     let mut build = Command::new("dpkg-deb");
-    build.args(["--root-owner-group", "--build"]).arg(package.path()).arg(&file);
+    build.args(["-Zxz", "-z1", "--root-owner-group", "--build"]).arg(package.path()).arg(&file);
     let done = build.output().context("running dpkg-deb")?;
     ensure!(done.status.success(), "dpkg-deb: {}", String::from_utf8_lossy(&done.stderr));
     println!("{}", file.display());

@@ -43,7 +43,7 @@ fn oracle() -> (Vec<TokenId>, Vec<TokenId>) {
 fn requests(n: usize, tokens: u32) -> Vec<GenRequest> {
     let prose = oracle().0;
     let request = |i: usize| {
-        let temperature = if i % 2 == 0 { 0.0 } else { 0.8 };
+        let temperature = if i.is_multiple_of(2) { 0.0 } else { 0.8 };
         let sampling = SamplingParams { temperature, seed: i as u64, ..SamplingParams::default() };
         GenRequest { sampling, ..greedy(&prose[i % 5..prose.len() - i], tokens) }
     };

@@ -60,7 +60,7 @@ pub enum Error {
     },
     /// Its images cannot be prepared as was asked.
     #[error("images of the model: {0}")]
-    Vision(#[from] VisionError),
+    Vision(Box<VisionError>),
     /// A draft model, and a GPU.
     #[error("a draft model runs on the CPU only, and so must the model that it drafts for")]
     DraftOnGpu,

@@ -42,7 +42,7 @@ pub(crate) fn open(
             None
         }
         Ok(None) => None,
-        Err(error) if !kwargs.is_empty() => return Err(Error::Vision(error)),
+        Err(error) if !kwargs.is_empty() => return Err(Error::Vision(Box::new(error))),
         Err(error) => {
             tracing::warn!(%error, "no images are taken");
             None

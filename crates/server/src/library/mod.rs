@@ -75,18 +75,18 @@ impl ModelsDir {
         served.filter(|own| own != name).chain(aliases).collect()
     }
 
-    fn listed(&self, name: String, found: Option<Found>) -> Listed {
-        let config = found.as_ref().filter(|found| !found.gguf);
+    fn listed(&self, name: String, found: Option<&Found>) -> Listed {
+        let config = found.filter(|found| !found.gguf);
         let architecture = config.map(model_type).unwrap_or_default();
         let pinned = self.args.models.pin_model.contains(&name) || found.is_none();
         let aliases = self.aliases(&name);
         Listed {
             aliases,
-            path: found.as_ref().map(|found| found.path.clone()).unwrap_or_default(),
-            file_bytes: found.as_ref().map_or(0, |found| found.bytes),
-            modified: found.as_ref().map_or(std::time::UNIX_EPOCH, |found| found.modified),
+            path: found.map(|found| found.path.clone()).unwrap_or_default(),
+            file_bytes: found.map_or(0, |found| found.bytes),
+            modified: found.map_or(std::time::UNIX_EPOCH, |found| found.modified),
             architecture,
-            gguf: found.as_ref().is_some_and(|found| found.gguf),
+            gguf: found.is_some_and(|found| found.gguf),
             pinned,
             name,
         }
@@ -138,7 +138,7 @@ impl Library for ModelsDir {
             found.remove(name);
             self.listed(name.clone(), None)
         });
-        let others = found.into_iter().map(|(name, found)| self.listed(name, Some(found)));
+        let others = found.into_iter().map(|(name, found)| self.listed(name, Some(&found)));
         Ok(first.into_iter().chain(others).collect())
     }
 

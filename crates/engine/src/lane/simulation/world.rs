@@ -29,6 +29,9 @@ use taper_models::Model;
 use taper_scheduler::SchedulerConfig;
 use tempfile::TempDir;
 
+/// A unit that the disk has read, or has not, for a request.
+type Come = (SeqId, (usize, UnitName), Result<UnitRows, Unread>);
+
 pub(super) struct World {
     numbers: Numbers,
     lane: Lane,
@@ -45,7 +48,7 @@ pub(super) struct World {
     /// Units that a request waits for, and those that have come for it.
     loads: BTreeMap<SeqId, [usize; 2]>,
     /// Units that were read and not delivered yet.
-    read: VecDeque<(SeqId, (usize, UnitName), Result<UnitRows, Unread>)>,
+    read: VecDeque<Come>,
     /// Faults of numbers that no request has failed of yet.
     owed: usize,
     /// Whose turn it is to start, since how many steps, and in how many it must.
