@@ -90,7 +90,7 @@ pub enum Error {
         /// The model.
         model: String,
         /// Why.
-        source: WhisperError,
+        source: Box<WhisperError>,
     },
     /// A model that came as one file.
     #[error("{model} is no directory of a model for speech")]

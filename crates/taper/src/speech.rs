@@ -41,8 +41,8 @@ impl Speech {
             return Err(Error::NoSpeech { model: source.to_string() });
         };
         let whisper = Whisper::open(dir, limits);
-        let whisper =
-            whisper.map_err(|e| Error::Speech { model: source.to_string(), source: e })?;
+        let whisper = whisper
+            .map_err(|e| Error::Speech { model: source.to_string(), source: Box::new(e) })?;
         Ok(Self { name: source.name(), whisper: Arc::new(whisper) })
     }
 
