@@ -21,7 +21,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     codec.encode(geometry, &k, &v, &slots, &mut pages)?;
 
     let blocks = [BlockId(0), BlockId(1)];
-    let seq = SeqSpan { q_len: TOKENS, kv_len: TOKENS, blocks: &blocks, exact: None };
+    let seq = SeqSpan { q_len: TOKENS, kv_len: TOKENS, blocks: &blocks, exact: None, together: None };
     let batch = AttnBatch { seqs: vec![seq] };
     let scored = codec.attend(geometry, &q, &pages, &batch, &AttnParams::new(0.125))?;
 

@@ -166,6 +166,7 @@ fn others() -> Vec<Case> {
         (Stored::Dense(DType::F32), 64, sigmoid, Extras { shared: Some(true), ..PLAIN }),
         (Stored::Mxfp4, 64, sigmoid, Extras { activation: gelu, residual: false, ..PLAIN }),
         (affine(4, 64, DType::F16), 64, sigmoid, Extras { norm: true, residual: false, ..PLAIN }),
+        (Stored::Dense(DType::BF16), 96, sigmoid, Extras { norm: true, residual: false, ..PLAIN }),
         (
             Stored::Dense(DType::BF16),
             96,
