@@ -22,7 +22,7 @@ pub(super) struct Loading {
     pub(super) sequence: Sequence,
     admission: Admission,
     /// Units that are still to be requested.
-    pub(super) units: VecDeque<(usize, UnitName)>,
+    units: VecDeque<(usize, UnitName)>,
     /// The last one.
     last: usize,
     so_far: Restoring,

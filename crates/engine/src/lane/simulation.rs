@@ -33,11 +33,11 @@ fn play(schedule: u64) {
 }
 
 /// Schedules of bugs that were mended, and a place for the one at hand.
-const ONCE_WRONG: [u64; 0] = [];
+const ONCE_WRONG: [u64; 1] = [1255];
 
 #[test]
 fn every_schedule_keeps_the_rules() {
-    ONCE_WRONG.into_iter().chain(0..1255).for_each(play);
+    ONCE_WRONG.into_iter().chain(0..2000).for_each(play);
 }
 
 #[test]

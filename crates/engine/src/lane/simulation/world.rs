@@ -45,8 +45,6 @@ pub(super) struct World {
     families: Vec<Vec<TokenId>>,
     next: u64,
     arrivals: u64,
-    /// Units that a request waits for, and those that have come for it.
-    loads: BTreeMap<SeqId, [usize; 2]>,
     /// Units that were read and not delivered yet.
     read: VecDeque<Come>,
     /// Faults of numbers that no request has failed of yet.
@@ -132,7 +130,6 @@ impl World {
             live: BTreeMap::new(),
             next: 0,
             arrivals: 0,
-            loads: BTreeMap::new(),
             read: VecDeque::new(),
             owed: 0,
             first: (None, 0, 0),
@@ -183,11 +180,6 @@ impl World {
             let (prompt, longest) = (prompt.clone(), prompt.len() + max_new as usize);
             let (salt, place) = (salt.clone(), None);
             self.lane.cache.set_salt(id, salt.clone());
-            let units = match request.prompt_logprobs {
-                None => self.lane.cache.on_disk(id, &prompt[..prompt.len() - 1]).len(),
-                Some(_) => 0,
-            };
-            self.loads.insert(id, [units, 0]);
             let known = Request { prompt, expected, longest, salt, who, priority, place, client };
             // It may go before those that wait.
             self.first.2 += 4 * (longest + 2);
@@ -257,19 +249,12 @@ impl World {
             return;
         }
         self.wait_for_writes();
-        let waits = |world: &Self| {
-            let Lane { loading, .. } = &world.lane;
-            loading.iter().any(|(id, loading)| {
-                let [all, come] = world.loads[id];
-                all - loading.units.len() > come
-            })
-        };
         loop {
-            while waits(self) {
+            // Units for requests that are gone come too, and others wait behind them.
+            while self.lane.flying > self.read.len() {
                 let Ok(Command::Loaded { id, unit, rows, .. }) = self.inbox.recv() else {
                     panic!("the disk asks for something");
                 };
-                self.loads.get_mut(&id).unwrap()[1] += 1;
                 self.read.push_back((id, unit, rows));
             }
             if !all && self.numbers.one_in(3) {
