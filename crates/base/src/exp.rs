@@ -27,6 +27,23 @@ pub fn exp(x: f32) -> f32 {
     y * scale
 }
 
+/// The Gaussian error linear unit, `x (1 + erf(x / sqrt 2)) / 2`, within 1.5e-7 of its factor (Abramowitz and Stegun,
+/// 7.1.26).
+#[inline(always)]
+#[must_use]
+pub fn gelu(x: f32) -> f32 {
+    let z = x.abs() * std::f32::consts::FRAC_1_SQRT_2;
+    let t = 1.0 / 0.327_591_1f32.mul_add(z, 1.0);
+    let mut p = 1.061_405_4f32;
+    p = p.mul_add(t, -1.453_152_1);
+    p = p.mul_add(t, 1.421_413_8);
+    p = p.mul_add(t, -0.284_496_74);
+    p = p.mul_add(t, 0.254_829_6);
+    // Half of 1 - erf z.
+    let rest = 0.5 * p * t * exp(-z * z);
+    x * if x < 0.0 { rest } else { 1.0 - rest }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

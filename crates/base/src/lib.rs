@@ -25,7 +25,7 @@ pub use engine::{
     Drafting, Engine, EngineInfo, EngineStats, ExpertStats, KvBits, MAX_DRAFT_TOKENS, STEP_TOKENS,
     SubmitError,
 };
-pub use exp::exp;
+pub use exp::{exp, gelu};
 pub use grammar::{Constraint, ConstraintError, End, Grammar, SharedGrammar, TokenMask};
 pub use ids::{BlockId, LayerId, SeqId, TokenId};
 pub use media::{

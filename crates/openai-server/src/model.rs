@@ -30,7 +30,7 @@ impl Model {
         Self { engine, vectors, scores, transcriber, tokenizer, template, config }
     }
 
-    /// A model that makes vectors of texts.
+    /// A model that makes vectors of texts: `/v1/embeddings`, and by them `/v1/rerank` and `/v1/score`.
     #[must_use]
     pub fn of_vectors(
         vectors: Arc<dyn TextVectors>,
@@ -42,7 +42,7 @@ impl Model {
         Self { vectors: Some(vectors), ..model }
     }
 
-    /// A model that scores texts.
+    /// A model that scores texts: `/v1/rerank` and `/v1/score`.
     #[must_use]
     pub fn of_scores(
         scores: Arc<dyn TextScores>,
@@ -54,7 +54,7 @@ impl Model {
         Self { scores: Some(scores), ..model }
     }
 
-    /// A model that writes down speech.
+    /// A model that writes down speech: `/v1/audio/transcriptions` and `/v1/audio/translations`.
     #[must_use]
     pub fn of_transcriber(
         transcriber: Arc<dyn Transcriber>,

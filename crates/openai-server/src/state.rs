@@ -13,7 +13,7 @@ use std::{
     thread,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
-use taper_base::{Engine, TextScores, TextVectors, Transcriber};
+use taper_base::{Engine, TextScores, TextVectors};
 use taper_chat::{ChatTemplate, Tokenizer};
 use taper_grammar::{GrammarError, Grammars};
 use tokio::{sync::watch, time};
@@ -74,37 +74,6 @@ impl AppState {
         config: ServerConfig,
     ) -> Self {
         Self::from(Model::new(engine, tokenizer, template, config))
-    }
-
-    /// A server over a model that makes vectors of texts: `/v1/embeddings`, and by them `/v1/rerank` and
-    /// `/v1/score`.
-    #[must_use]
-    pub fn of_vectors(
-        vectors: Arc<dyn TextVectors>,
-        tokenizer: Tokenizer,
-        config: ServerConfig,
-    ) -> Self {
-        Self::from(Model::of_vectors(vectors, tokenizer, config))
-    }
-
-    /// A server over a model that scores texts: `/v1/rerank` and `/v1/score`.
-    #[must_use]
-    pub fn of_scores(
-        scores: Arc<dyn TextScores>,
-        tokenizer: Tokenizer,
-        config: ServerConfig,
-    ) -> Self {
-        Self::from(Model::of_scores(scores, tokenizer, config))
-    }
-
-    /// A server over a model that writes down speech: `/v1/audio/transcriptions` and `/v1/audio/translations`.
-    #[must_use]
-    pub fn of_transcriber(
-        transcriber: Arc<dyn Transcriber>,
-        tokenizer: Tokenizer,
-        config: ServerConfig,
-    ) -> Self {
-        Self::from(Model::of_transcriber(transcriber, tokenizer, config))
     }
 
     /// A model of a server whose models share what is kept of responses.

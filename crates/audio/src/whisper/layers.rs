@@ -3,7 +3,7 @@
 use crate::WhisperError;
 use candle_core::{CpuStorage, Device, InplaceOp1, Layout, Result, Tensor, bail};
 use rayon::prelude::*;
-use taper_base::exp;
+use taper_base::gelu as gelu_of;
 use taper_tensor::cpu::RowSource;
 use taper_weights::Checkpoint;
 
@@ -187,21 +187,6 @@ impl InplaceOp1 for Gelu {
         pieces.for_each(|piece| piece.iter_mut().for_each(|x| *x = gelu_of(*x)));
         Ok(())
     }
-}
-
-/// `x (1 + erf(x / sqrt 2)) / 2`.
-fn gelu_of(x: f32) -> f32 {
-    // Abramowitz and Stegun 7.1.26: within 1.5e-7.
-    let z = x.abs() * std::f32::consts::FRAC_1_SQRT_2;
-    let t = 1.0 / 0.327_591_1f32.mul_add(z, 1.0);
-    let mut p = 1.061_405_4f32;
-    p = p.mul_add(t, -1.453_152_1);
-    p = p.mul_add(t, 1.421_413_8);
-    p = p.mul_add(t, -0.284_496_74);
-    p = p.mul_add(t, 0.254_829_6);
-    // Half of 1 - erf z.
-    let rest = 0.5 * p * t * exp(-z * z);
-    x * if x < 0.0 { rest } else { 1.0 - rest }
 }
 
 #[cfg(test)]

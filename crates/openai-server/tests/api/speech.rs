@@ -16,7 +16,7 @@ use taper_base::{
     TranscribeError, TranscribeOptions, Transcriber, Transcript, TranscriptListener,
     TranscriptSegment,
 };
-use taper_openai_server::{AppState, ServerConfig, router};
+use taper_openai_server::{AppState, Model, ServerConfig, router};
 use tower::ServiceExt;
 
 /// Writes what is in the file, word by word; one called `wait` takes until it is let go or nobody waits.
@@ -113,7 +113,7 @@ impl Speech {
     fn with(config: ServerConfig) -> Self {
         let model = Arc::new(Scripted::default());
         let transcriber = Arc::clone(&model) as Arc<dyn Transcriber>;
-        let state = AppState::of_transcriber(transcriber, tokenizer(), config);
+        let state = AppState::from(Model::of_transcriber(transcriber, tokenizer(), config));
         Self { router: router(state), model }
     }
 

@@ -5,7 +5,7 @@ use super::Activation;
 use candle_core::{CpuStorage, InplaceOp1, Layout, Result, Tensor, bail};
 use multiversion::multiversion;
 use rayon::prelude::*;
-use taper_base::exp;
+use taper_base::{exp, gelu};
 
 /// Rows that a thread takes at once hold about so many elements.
 const PIECE: usize = 1 << 14;
@@ -123,22 +123,6 @@ fn gelu_tanh(x: f32) -> f32 {
     // (1 + tanh y) / 2 is the sigmoid of 2 y.
     const TWICE: f32 = 1.595_769;
     x * sigmoid(TWICE * (0.044_715 * x * x).mul_add(x, x))
-}
-
-/// `x (1 + erf(x / sqrt 2)) / 2`.
-#[inline(always)]
-fn gelu(x: f32) -> f32 {
-    // Abramowitz and Stegun 7.1.26: within 1.5e-7.
-    let z = x.abs() * std::f32::consts::FRAC_1_SQRT_2;
-    let t = 1.0 / 0.327_591_1f32.mul_add(z, 1.0);
-    let mut p = 1.061_405_4f32;
-    p = p.mul_add(t, -1.453_152_1);
-    p = p.mul_add(t, 1.421_413_8);
-    p = p.mul_add(t, -0.284_496_74);
-    p = p.mul_add(t, 0.254_829_6);
-    // Half of 1 - erf z.
-    let rest = 0.5 * p * t * exp(-z * z);
-    x * if x < 0.0 { rest } else { 1.0 - rest }
 }
 
 #[cfg(test)]
