@@ -224,7 +224,9 @@ impl World {
                 continue;
             }
             let mut bytes = fs::read(file).unwrap();
-            let at = self.numbers.within(0, bytes.len() as u32 - 1) as usize;
+            // Nothing is left to harm of a file that was cut before.
+            let Some(last) = (bytes.len() as u32).checked_sub(1) else { continue };
+            let at = self.numbers.within(0, last) as usize;
             match self.numbers.within(0, 2) {
                 0 => fs::remove_file(file).unwrap(),
                 1 => fs::write(file, &bytes[..at]).unwrap(),
