@@ -2,7 +2,7 @@
 
 use super::{
     LOOK, LibraryError, Models, Served,
-    table::{Leaving, Reason, Room},
+    table::{Leaving, Phase as Stands, Reason, Room},
 };
 use crate::{
     errors::ApiError,
@@ -162,13 +162,23 @@ impl Models {
         }
     }
 
-    /// Keeps a model from being loaded while what is returned lives.
+    /// Keeps a model from being loaded while what is returned lives. One that is on its way out is waited for.
     pub(crate) async fn keep_unloaded(&self, name: &str) -> Result<MutexGuard<'_, ()>, ApiError> {
-        let turn = self.0.loading.lock().await;
-        match self.table().is_gone(name) {
-            true => Ok(turn),
-            false => Err(ApiError::ModelLoaded { model: name.to_owned() }),
+        let mut changes = self.0.changes.subscribe();
+        let deadline = Time::now() + self.0.models.patience;
+        loop {
+            let turn = self.0.loading.lock().await;
+            let phase = self.table().seen().get(name).map(|seen| seen.phase);
+            match phase {
+                None => return Ok(turn),
+                Some(Stands::Unloading) => drop(turn),
+                Some(_) => break,
+            }
+            if !self.another_look(&mut changes, deadline).await {
+                break;
+            }
         }
+        Err(ApiError::ModelLoaded { model: name.to_owned() })
     }
 
     /// Unloads a model once its requests have ended; `false` if it is not loaded.

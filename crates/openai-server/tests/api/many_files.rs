@@ -125,6 +125,22 @@ async fn a_loaded_model_is_not_deleted() {
 }
 
 #[tokio::test]
+async fn a_model_that_is_being_unloaded_is_deleted_when_it_is() {
+    let many = Many::new(&[("a", 10)], settings(20));
+    let named = json!({ "model": "a" });
+    for _ in 0..50 {
+        many.ask("a").await;
+        many.post("/api/generate", &json!({ "model": "a", "keep_alive": 0 })).await;
+        while many.states().await["a"] == "loaded" {
+            tokio::task::yield_now().await;
+        }
+        let (status, _, body) = many.send(Method::DELETE, "/api/delete", &named).await;
+        assert_eq!(status, StatusCode::OK, "{body}");
+        many.shelf.models.lock().unwrap().insert("a".to_owned(), 10);
+    }
+}
+
+#[tokio::test]
 async fn files_stay_as_they_are_unless_a_flag_allows_more() {
     let many = Many::new(&[("a", 10)], ModelsConfig { allow_updates: false, ..settings(20) });
     let body = json!({ "model": "a" });
