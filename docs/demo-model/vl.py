@@ -385,8 +385,7 @@ def make(demo, seed, images, texts, rows):
     source = Rows(tokenizer(demo), seed)
     while True:
         images.put(source.scene_batch(source.r.choice(scenes.SIZES), rows))
-        if source.r.random() < 0.9:  # a text batch is used as often as one of images; the queue has room to spare
-            texts.put(source.text_batch())
+        texts.put(source.text_batch())  # as many as are used: else one queue is full while the other is awaited
 
 
 def on_device(made, painter, device):
