@@ -370,7 +370,8 @@ class Rows(Data):
         return size, [np.stack(x) for x in zip(*made)], ids, start, at, targets, kinds
 
     def text_batch(self):
-        ids, weights = np.zeros((TEXT_ROWS, TEXT_LENGTH + 1), np.int16), np.zeros((TEXT_ROWS, TEXT_LENGTH + 1), np.uint8)
+        shape = TEXT_ROWS, TEXT_LENGTH + 1
+        ids, weights = np.zeros(shape, np.int16), np.zeros(shape, np.uint8)
         for i in range(TEXT_ROWS):
             a, b = [], []
             while len(a) <= TEXT_LENGTH:
