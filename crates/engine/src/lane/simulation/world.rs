@@ -56,7 +56,7 @@ pub(super) struct World {
 
 impl World {
     pub(super) fn has_disk(schedule: u64) -> bool {
-        schedule % 32 == 7
+        schedule % 8 == 7
     }
 
     /// Plays a schedule to its end, and returns a hash of all that happened.
