@@ -56,7 +56,7 @@ pub(super) struct World {
 
 impl World {
     pub(super) fn has_disk(schedule: u64) -> bool {
-        schedule % 32 == 7
+        schedule % 8 == 7
     }
 
     /// Plays a schedule to its end, and returns a hash of all that happened.
@@ -208,10 +208,12 @@ impl World {
         self.script.lock().unwrap().fault = Some(fault);
     }
 
-    /// Files that are cut, changed or gone, or all of them with their directory.
+    /// Files that are cut, changed or gone, or all of them with their directory. Memory keeps nothing that nobody holds,
+    /// so that files are asked for.
     fn harm_disk(&mut self) {
         let Some(dir) = &self.dir else { return };
         self.wait_for_writes();
+        self.lane.cache.give_back(0);
         if self.numbers.one_in(8) {
             let _ = fs::remove_dir_all(dir.path());
             return;
@@ -220,18 +222,21 @@ impl World {
         let mut files: Vec<_> = files.map(|file| file.path()).collect();
         files.sort();
         for file in &files {
-            if !self.numbers.one_in(3) {
+            if !self.numbers.one_in(2) {
                 continue;
             }
-            let mut bytes = fs::read(file).unwrap();
+            // A file that was found damaged is removed some time later.
+            let Ok(mut bytes) = fs::read(file) else { continue };
             // Nothing is left to harm of a file that was cut before.
             let Some(last) = (bytes.len() as u32).checked_sub(1) else { continue };
             let at = self.numbers.within(0, last) as usize;
-            match self.numbers.within(0, 2) {
-                0 => fs::remove_file(file).unwrap(),
+            match self.numbers.within(0, 3) {
+                0 => drop(fs::remove_file(file)),
                 1 => fs::write(file, &bytes[..at]).unwrap(),
+                // So much that rows of it make other tokens; one bit is often too little for that.
                 _ => {
-                    bytes[at] ^= 1 << self.numbers.within(0, 7);
+                    let bit = 1 << self.numbers.within(0, 7);
+                    bytes[at..].iter_mut().for_each(|byte| *byte ^= bit);
                     fs::write(file, bytes).unwrap();
                 }
             }
