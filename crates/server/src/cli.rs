@@ -48,6 +48,7 @@ Examples:
   taper download mlx-community/Qwen3-0.6B-4bit fetch a model from the Hugging Face hub
   taper convert ./Qwen3-0.6B ./out --bits 4    quantize a model
   taper convert model.gguf ./out               convert a GGUF file for mlx-lm
+  taper search qwen3 4bit                      find models on the Hugging Face hub
   taper ps                                     show what a server on this machine does
   taper longctx search \"parse headers\" ./src    find code by words
 

@@ -30,7 +30,8 @@ pub(crate) fn run(args: &ConfigArgs) -> Result<()> {
 }
 
 fn place(args: &ConfigArgs) -> Result<PathBuf> {
-    let path = args.at.config.clone().or_else(default_path);
+    let named = args.at.config.clone().filter(|path| !path.as_os_str().is_empty());
+    let path = named.or_else(default_path);
     path.context("there is no home directory; name a file with --config")
 }
 

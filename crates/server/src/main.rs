@@ -54,7 +54,7 @@ use clap::Parser;
 use cli::{Cli, Command, EngineArgs};
 use interrupt::Interrupted;
 use output::{OutputError, note};
-use std::{ffi::OsString, io::IsTerminal, process::ExitCode};
+use std::{ffi::OsString, io::IsTerminal, path::PathBuf, process::ExitCode};
 use tracing_subscriber::EnvFilter;
 
 /// What a shell reports of a program that wrote into a closed pipe.
@@ -66,8 +66,8 @@ const CLOSED_PIPE: u8 = 141;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
-    let cli = match parse(std::env::args_os().collect()) {
-        Ok(cli) => cli,
+    let (cli, file) = match parse(std::env::args_os().collect()) {
+        Ok(parsed) => parsed,
         Err(code) => return code,
     };
     start_logging(match &cli.command {
@@ -75,23 +75,29 @@ fn main() -> ExitCode {
         Some(Command::Serve(args)) => &args.log_level,
         Some(_) => "warn",
     });
+    if let Some(file) = file {
+        tracing::info!("flags of {} are in force", file.display());
+    }
     let ended = run_command(&cli);
     ended.map_or_else(|error| fail(&error, cli.engine()), |()| ExitCode::SUCCESS)
 }
 
-/// Reads the command line. Help, the version and mistakes are printed here.
-fn parse(args: Vec<OsString>) -> Result<Cli, ExitCode> {
+/// Reads the command line, and the file that gives flags too. Help, the version and mistakes are printed here.
+fn parse(args: Vec<OsString>) -> Result<(Cli, Option<PathBuf>), ExitCode> {
     if let Some(unknown) = hints::unknown_command(&args) {
         return Err(print(&unknown));
     }
     let all = config_file::merged(args).map_err(|error| fail(&error.into(), None))?;
-    Cli::try_parse_from(all.arguments).map_err(|answer| {
-        let code = print(&answer);
-        if let Some(path) = all.from.filter(|_| answer.use_stderr()) {
-            note!("flags of {} are in force too; `taper config` shows them", path.display());
+    match Cli::try_parse_from(all.arguments) {
+        Ok(cli) => Ok((cli, all.from)),
+        Err(answer) => {
+            let code = print(&answer);
+            if let Some(path) = all.from.filter(|_| answer.use_stderr()) {
+                note!("flags of {} are in force too; `taper config` shows them", path.display());
+            }
+            Err(code)
         }
-        code
-    })
+    }
 }
 
 /// Prints help, the version or a mistake, and says with which code the process ends.

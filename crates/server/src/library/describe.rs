@@ -56,6 +56,11 @@ pub(crate) fn describe(source: &ModelSource, args: &ServeArgs) -> Result<Descrip
 /// A model's own chat template; empty where it has none.
 fn template(source: &ModelSource) -> String {
     match source {
+        ModelSource::Static(model) => {
+            let config: serde_json::Value =
+                serde_json::from_slice(model.tokenizer_config).unwrap_or_default();
+            config["chat_template"].as_str().unwrap_or_default().to_owned()
+        }
         ModelSource::Gguf { file, .. } => file.chat_template().unwrap_or_default().to_owned(),
         _ => source
             .dir()
