@@ -30,8 +30,7 @@ pub(crate) fn run(args: &ConfigArgs) -> Result<()> {
 }
 
 fn place(args: &ConfigArgs) -> Result<PathBuf> {
-    let named = args.at.config.clone().filter(|path| !path.as_os_str().is_empty());
-    let path = named.or_else(default_path);
+    let path = args.at.config.clone().or_else(default_path);
     path.context("there is no home directory; name a file with --config")
 }
 

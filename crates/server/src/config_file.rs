@@ -162,8 +162,6 @@ impl ConfigFile {
     /// # Errors
     /// It cannot be read, or has a key or a value that is wrong.
     pub(crate) fn find(named: Option<&Path>) -> Result<Option<Self>, ConfigError> {
-        // An empty variable is one that is not set.
-        let named = named.filter(|path| !path.as_os_str().is_empty());
         let Some(path) = named.map(Path::to_owned).or_else(default_path) else { return Ok(None) };
         match fs::read_to_string(&path) {
             Ok(text) => Self::parse(path, &text).map(Some),

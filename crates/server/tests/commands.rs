@@ -36,7 +36,7 @@ fn taper_in(args: &[&str], variables: &[(&str, &str)]) -> Output {
 fn a_file_gives_flags_and_the_command_line_wins() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("taper/config.toml");
-    let home = [("XDG_CONFIG_HOME", dir.path().to_str().unwrap()), ("TAPER_CONFIG", "")];
+    let home = [("XDG_CONFIG_HOME", dir.path().to_str().unwrap())];
     let said = |args: &[&str]| {
         let output = taper_in(args, &home);
         (output.status.code(), text(&output.stdout), text(&output.stderr))
