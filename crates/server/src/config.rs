@@ -1,7 +1,7 @@
 //! `taper config`: where flags are read from, and which are in force.
 
 use crate::{
-    config_file::{ConfigArg, ConfigFile, default_path, flags_of, is_switch, keys},
+    config_file::{ConfigArg, ConfigFile, default_path, flags_of, is_switch, keys, variable},
     output::{Out, note},
 };
 use anyhow::{Context, Result};
@@ -45,8 +45,7 @@ fn show(args: &ConfigArgs) -> Result<()> {
     let serve = flags_of("serve");
     for entry in &file.entries {
         let flag = keys(&serve).find(|flag| flag.get_long() == Some(&entry.key));
-        let variable = flag.and_then(Arg::get_env).filter(|name| std::env::var_os(name).is_some());
-        let instead = variable.map(|name| format!("  # {} wins", name.to_string_lossy()));
+        let instead = flag.and_then(variable).map(|name| format!("  # {name} wins"));
         writeln!(Out, "{} = {}{}", entry.key, entry.shown(), instead.unwrap_or_default())?;
     }
     Ok(())

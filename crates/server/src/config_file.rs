@@ -146,6 +146,12 @@ pub(crate) fn is_switch(flag: &Arg) -> bool {
     flag.get_num_args().is_some_and(|values| !values.takes_values())
 }
 
+/// The variable that gives a flag, if it is set.
+pub(crate) fn variable(flag: &Arg) -> Option<String> {
+    let name = flag.get_env().filter(|name| env::var_os(name).is_some())?;
+    Some(name.to_string_lossy().into_owned())
+}
+
 /// Where a file lies that nobody named.
 pub(crate) fn default_path() -> Option<PathBuf> {
     #[expect(clippy::disallowed_methods, reason = "the place of all programs' files of this kind")]

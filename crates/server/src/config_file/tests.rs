@@ -1,3 +1,5 @@
+//! What a file of flags does to a command line, and how its mistakes are said.
+
 use super::*;
 use clap::Parser;
 
