@@ -31,7 +31,7 @@ impl CacheDir {
         hf_hub::Cache::new(self.0.clone()).repo(id.repo())
     }
 
-    fn folder(&self, id: &ModelId) -> PathBuf {
+    pub(crate) fn folder(&self, id: &ModelId) -> PathBuf {
         self.0.join(id.repo().folder_name())
     }
 

@@ -56,6 +56,20 @@ struct Lfs {
     sha256: String,
 }
 
+/// What speaks with the hub.
+pub(crate) fn agent() -> Agent {
+    Agent::config_builder()
+        .http_status_as_error(false)
+        // The hub redirects to storage of other owners: the token is not theirs to see.
+        .redirect_auth_headers(RedirectAuthHeaders::SameHost)
+        .user_agent(concat!("taper/", env!("CARGO_PKG_VERSION")))
+        .timeout_connect(Some(Duration::from_secs(20)))
+        .timeout_recv_response(Some(STALLED))
+        .timeout_per_read(Some(STALLED))
+        .build()
+        .into()
+}
+
 pub(crate) struct Client<'a> {
     config: &'a HubConfig,
     id: &'a ModelId,
@@ -64,17 +78,7 @@ pub(crate) struct Client<'a> {
 
 impl<'a> Client<'a> {
     pub(crate) fn new(config: &'a HubConfig, id: &'a ModelId) -> Self {
-        let agent = Agent::config_builder()
-            .http_status_as_error(false)
-            // The hub redirects to storage of other owners: the token is not theirs to see.
-            .redirect_auth_headers(RedirectAuthHeaders::SameHost)
-            .user_agent(concat!("taper/", env!("CARGO_PKG_VERSION")))
-            .timeout_connect(Some(Duration::from_secs(20)))
-            .timeout_recv_response(Some(STALLED))
-            .timeout_per_read(Some(STALLED))
-            .build()
-            .into();
-        Self { config, id, agent }
+        Self { config, id, agent: agent() }
     }
 
     /// The repository's commit, and the files of it that a model needs.

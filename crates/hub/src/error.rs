@@ -61,6 +61,17 @@ pub enum HubError {
         /// The model.
         id: ModelId,
     },
+    /// The user asked for no network.
+    #[error(
+        "the hub cannot be searched while HF_HUB_OFFLINE is set; `taper list` shows what is on this machine"
+    )]
+    OfflineSearch,
+    /// One revision alone cannot be deleted.
+    #[error("all revisions of a model are deleted together, as they share their files: name {}", id.name())]
+    AllRevisions {
+        /// The model.
+        id: ModelId,
+    },
     /// The hub knows no such model, or hides it from us.
     #[error(
         "{endpoint} has no model {id}: check the name; if it is private, log in with `hf auth login` or set HF_TOKEN"

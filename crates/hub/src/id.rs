@@ -23,6 +23,10 @@ impl ModelId {
         self.revision.as_deref().unwrap_or("main")
     }
 
+    pub(crate) fn has_revision(&self) -> bool {
+        self.revision.is_some()
+    }
+
     /// This model at another revision.
     ///
     /// # Errors

@@ -10,6 +10,8 @@ mod files;
 mod hash;
 mod id;
 mod progress;
+mod remove;
+mod search;
 mod transfer;
 
 pub use cache::{CacheDir, CachedModel, Resolved, catalogue, resolve};
@@ -18,3 +20,5 @@ pub use download::download;
 pub use error::HubError;
 pub use id::ModelId;
 pub use progress::Progress;
+pub use remove::{remove, stored_bytes};
+pub use search::{FoundModel, search};

@@ -6,7 +6,8 @@ mod stand_in;
 use stand_in::{COMMIT, Fault, StandIn, git_hash, sha256};
 use std::fs;
 use taper_hub::{
-    CacheDir, HubConfig, HubError, ModelId, Progress, Token, catalogue, download, resolve,
+    CacheDir, HubConfig, HubError, ModelId, Progress, Token, catalogue, download, remove, resolve,
+    search, stored_bytes,
 };
 
 const WEIGHTS: &str = "model.safetensors";
@@ -338,4 +339,48 @@ fn a_cancelled_download_goes_on_where_it_stopped() {
     download(&id("org/name"), &hub.config(), &mut ()).unwrap();
     let ranges: Vec<_> = hub.seen().into_iter().filter_map(|seen| seen.range).collect();
     assert!(!ranges.is_empty() && ranges.iter().all(|r| *r != "bytes=0-"), "{ranges:?}");
+}
+
+#[test]
+fn a_download_is_deleted_but_not_while_it_runs() {
+    let hub = hub();
+    let config = hub.config();
+    let id = id("org/name");
+    assert!(matches!(remove(&id, &config.cache), Err(HubError::NotCached { .. })));
+    download(&id, &config, &mut ()).unwrap();
+    let bytes = stored_bytes(&id, &config.cache).unwrap();
+    assert!(bytes > weights().len() as u64 && bytes < 2 * weights().len() as u64, "{bytes}");
+    let main = id.with_revision("main").unwrap();
+    assert!(matches!(remove(&main, &config.cache), Err(HubError::AllRevisions { .. })));
+    let part = hub.cache.path().join("models--org--name/blobs/x.part");
+    let running = fs::File::create(&part).unwrap();
+    running.lock().unwrap();
+    assert!(matches!(remove(&id, &config.cache), Err(HubError::Busy { .. })));
+    drop(running);
+    remove(&id, &config.cache).unwrap();
+    assert_eq!(fs::read_dir(hub.cache.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_search_goes_from_page_to_page_and_stays_on_the_hub() {
+    let hub = hub();
+    let mut config = hub.config();
+    config.token = Token::new("hf_x");
+    let page = |name: &str| format!(r#"[{{"id":"{name}","config":{{"model_type":"llama"}}}}]"#);
+    hub.finds(&[&page("a/a"), &page("b/b"), &page("c/c")]);
+    let names = |config: &HubConfig, limit| {
+        let found = search("x y", config, limit, |name| name == "llama").unwrap();
+        found.into_iter().map(|model| model.name).collect::<Vec<_>>()
+    };
+    assert_eq!(names(&config, 2), ["a/a", "b/b"]);
+    let seen = hub.seen();
+    assert_eq!(seen.len(), 2);
+    assert!(seen.iter().all(|seen| seen.token.as_deref() == Some("Bearer hf_x")));
+    assert_eq!(names(&config, 9), ["a/a", "b/b", "c/c"]);
+    assert_eq!(search("x", &config, 9, |_| false).unwrap(), []);
+    hub.finds(&["{}"]);
+    let odd = search("x", &config, 9, |_| true);
+    assert!(matches!(odd, Err(HubError::BadReply { .. })));
+    config.offline = true;
+    assert!(matches!(search("x", &config, 9, |_| true), Err(HubError::OfflineSearch)));
 }

@@ -1,7 +1,11 @@
 //! The command line.
 
 use crate::{
+    client::ServerArgs,
+    config::ConfigArgs,
+    config_file::ConfigArg,
     convert_args::ConvertArgs,
+    download::DownloadArgs,
     eviction_args::{CalibrateArgs, EvictionArgs},
     expert_args::ExpertArgs,
     image_args::ImageArgs,
@@ -13,10 +17,13 @@ use crate::{
     model::NoGpu,
     models_args::ModelsArgs,
     parser_args::{ToolParser, reasoning_parsers},
-    ps::PsArgs,
+    rm::RmArgs,
+    search::SearchArgs,
     serving_args::ServingArgs,
+    show::ShowArgs,
     sizes,
     speculation_args::SpeculationArgs,
+    stop::StopArgs,
     transcribe_args::{SpeechArgs, TranscribeArgs},
 };
 use clap::{Args, Parser, Subcommand, builder::NonEmptyStringValueParser};
@@ -41,6 +48,7 @@ Examples:
   taper download mlx-community/Qwen3-0.6B-4bit fetch a model from the Hugging Face hub
   taper convert ./Qwen3-0.6B ./out --bits 4    quantize a model
   taper convert model.gguf ./out               convert a GGUF file for mlx-lm
+  taper search qwen3 4bit                      find models on the Hugging Face hub
   taper ps                                     show what a server on this machine does
   taper longctx search \"parse headers\" ./src    find code by words
 
@@ -104,8 +112,18 @@ pub(crate) enum Command {
     /// List downloaded models.
     #[command(visible_alias = "ls")]
     List,
+    /// Search the Hugging Face hub for models of architectures that Taper serves.
+    Search(SearchArgs),
+    /// Show what a model is: architecture, parameters, context, quantization, capabilities.
+    Show(ShowArgs),
+    /// Delete downloaded models.
+    Rm(RmArgs),
+    /// Have a running server unload a model.
+    Stop(StopArgs),
     /// Show what a running server serves and how busy it is.
-    Ps(PsArgs),
+    Ps(ServerArgs),
+    /// Show the file that flags are read from and what is in force, or write an example.
+    Config(ConfigArgs),
     /// Check every GPU kernel of this machine against the CPU.
     Doctor(DoctorArgs),
     /// Quantize a model, or convert a GGUF file, to an MLX checkpoint, which mlx-lm can load too.
@@ -149,6 +167,8 @@ impl ModelArg {
 /// How a model is run.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct EngineArgs {
+    #[command(flatten)]
+    pub(crate) file: ConfigArg,
     /// Maximum length of a sequence: prompt and output together, such as 32k [default: the model's
     /// own limit, or less if memory is short].
     #[arg(long, value_name = "TOKENS", value_parser = sizes::some_tokens::<u32>)]
@@ -414,15 +434,6 @@ pub(crate) struct InspectArgs {
     /// List every tensor.
     #[arg(long)]
     pub(crate) tensors: bool,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct DownloadArgs {
-    /// Model id, `org/name` or `org/name@revision`.
-    pub(crate) id: String,
-    /// Branch, tag or commit [default: main].
-    #[arg(long)]
-    pub(crate) revision: Option<String>,
 }
 
 #[derive(Debug, Args)]

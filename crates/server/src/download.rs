@@ -1,14 +1,23 @@
 //! `taper download` and `taper list`: models of the Hugging Face hub.
 
 use crate::{
-    cli::DownloadArgs,
     output::{Out, note},
     sizes::{count, human},
 };
 use anyhow::{Context, Result, ensure};
+use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::path::Path;
 use taper_hub::{HubConfig, ModelId, Progress, catalogue, download};
+
+#[derive(Debug, Args)]
+pub(crate) struct DownloadArgs {
+    /// Model id, `org/name` or `org/name@revision`.
+    pub(crate) id: String,
+    /// Branch, tag or commit [default: main].
+    #[arg(long)]
+    pub(crate) revision: Option<String>,
+}
 
 pub(crate) fn run(args: &DownloadArgs) -> Result<()> {
     let parsed: Result<ModelId, _> = args.id.parse();

@@ -78,7 +78,7 @@ fn last(name: &str) -> &str {
 }
 
 /// Proposals whose keys are like a word, the best first.
-fn nearest(word: &str, all: impl IntoIterator<Item = (String, String)>) -> Vec<String> {
+pub(crate) fn nearest(word: &str, all: impl IntoIterator<Item = (String, String)>) -> Vec<String> {
     let lower = word.to_lowercase();
     let like = |(key, shown): (String, String)| {
         let score = strsim::jaro(&lower, &key.to_lowercase());
@@ -90,7 +90,7 @@ fn nearest(word: &str, all: impl IntoIterator<Item = (String, String)>) -> Vec<S
 }
 
 /// "; did you mean a or b?"
-fn question(near: &[String]) -> String {
+pub(crate) fn question(near: &[String]) -> String {
     if near.is_empty() { String::new() } else { format!("; did you mean {}?", near.join(" or ")) }
 }
 

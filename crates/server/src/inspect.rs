@@ -135,7 +135,7 @@ impl KvNeed {
 }
 
 /// "6-bit, group 64: 57 tensors; BF16: 33 tensors"
-fn formats(weights: &Checkpoint) -> String {
+pub(crate) fn formats(weights: &Checkpoint) -> String {
     let counts = weights.format_counts();
     let one = |(format, n): (&String, &usize)| format!("{format}: {}", count(*n, "tensor"));
     counts.iter().map(one).collect::<Vec<_>>().join("; ")

@@ -1,6 +1,9 @@
 //! `taper launch`: a coding agent with a running server as its model.
 
-use crate::{output::Out, ps};
+use crate::{
+    client::{self, Client, ServerArgs},
+    output::Out,
+};
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use serde_json::json;
@@ -12,12 +15,8 @@ pub(crate) struct LaunchArgs {
     /// The agent. It must be installed.
     #[arg(value_enum)]
     tool: Tool,
-    /// Address of the server.
-    #[arg(long, default_value = "http://127.0.0.1:8000")]
-    url: String,
-    /// API key of the server.
-    #[arg(long, value_name = "KEY", env = "TAPER_API_KEY", hide_env_values = true)]
-    api_key: Option<String>,
+    #[command(flatten)]
+    server: ServerArgs,
     /// Name of the model [default: the first that the server has].
     #[arg(long, value_name = "NAME")]
     model: Option<String>,
@@ -59,16 +58,18 @@ struct Served<'a> {
 }
 
 pub(crate) fn run(args: &LaunchArgs) -> Result<()> {
-    let server = ps::server(&args.url)?;
+    let server = client::server(&args.server.url)?;
     let model = match &args.model {
         Some(model) => model.clone(),
-        None => ps::models(server, args.api_key.as_deref())?
+        None => Client::of(&args.server)?
+            .models()?
             .into_iter()
             .next()
+            .map(|model| model.id)
             .with_context(|| format!("{server} serves no model"))?,
     };
     // Tools want a key where the server wants none.
-    let key = args.api_key.as_deref().unwrap_or("none");
+    let key = args.server.api_key.as_deref().unwrap_or("none");
     let mut settings = args.tool.settings(Served { server, key, model: &model });
     settings.args.extend(args.args.iter().cloned());
     if args.print { settings.print() } else { settings.start() }

@@ -6,6 +6,9 @@ mod access;
 mod advice;
 mod chat;
 mod cli;
+mod client;
+mod config;
+mod config_file;
 mod conversation;
 mod convert;
 mod convert_args;
@@ -33,13 +36,17 @@ mod prompt;
 mod ps;
 mod reload;
 mod rescue;
+mod rm;
 mod run;
+mod search;
 mod serve;
 mod serve_many;
 mod serving_args;
 mod shell;
+mod show;
 mod sizes;
 mod speculation_args;
+mod stop;
 mod transcribe;
 mod transcribe_args;
 
@@ -47,7 +54,7 @@ use clap::Parser;
 use cli::{Cli, Command, EngineArgs};
 use interrupt::Interrupted;
 use output::{OutputError, note};
-use std::{ffi::OsString, io::IsTerminal, process::ExitCode};
+use std::{ffi::OsString, io::IsTerminal, path::PathBuf, process::ExitCode};
 use tracing_subscriber::EnvFilter;
 
 /// What a shell reports of a program that wrote into a closed pipe.
@@ -59,8 +66,8 @@ const CLOSED_PIPE: u8 = 141;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
-    let cli = match parse(std::env::args_os().collect()) {
-        Ok(cli) => cli,
+    let (cli, file) = match parse(std::env::args_os().collect()) {
+        Ok(parsed) => parsed,
         Err(code) => return code,
     };
     start_logging(match &cli.command {
@@ -68,19 +75,38 @@ fn main() -> ExitCode {
         Some(Command::Serve(args)) => &args.log_level,
         Some(_) => "warn",
     });
+    if let Some(file) = file {
+        tracing::info!("flags of {} are in force", file.display());
+    }
     let ended = run_command(&cli);
     ended.map_or_else(|error| fail(&error, cli.engine()), |()| ExitCode::SUCCESS)
 }
 
-/// Reads the command line. Help, the version and mistakes are printed here.
-fn parse(args: Vec<OsString>) -> Result<Cli, ExitCode> {
-    let unknown = hints::unknown_command(&args);
-    let parsed = unknown.map_or_else(|| Cli::try_parse_from(args), Err);
-    parsed.map_err(|answer| match answer.print() {
+/// Reads the command line, and the file that gives flags too. Help, the version and mistakes are printed here.
+fn parse(args: Vec<OsString>) -> Result<(Cli, Option<PathBuf>), ExitCode> {
+    if let Some(unknown) = hints::unknown_command(&args) {
+        return Err(print(&unknown));
+    }
+    let all = config_file::merged(args).map_err(|error| fail(&error.into(), None))?;
+    match Cli::try_parse_from(all.arguments) {
+        Ok(cli) => Ok((cli, all.from)),
+        Err(answer) => {
+            let code = print(&answer);
+            if let Some(path) = all.from.filter(|_| answer.use_stderr()) {
+                note!("flags of {} are in force too; `taper config` shows them", path.display());
+            }
+            Err(code)
+        }
+    }
+}
+
+/// Prints help, the version or a mistake, and says with which code the process ends.
+fn print(answer: &clap::Error) -> ExitCode {
+    match answer.print() {
         Err(error) if !answer.use_stderr() => fail(&OutputError::from(error).into(), None),
         // Clap's own codes are 0 for help, and 2.
         _ => u8::try_from(answer.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from),
-    })
+    }
 }
 
 fn run_command(cli: &Cli) -> anyhow::Result<()> {
@@ -95,7 +121,12 @@ fn run_command(cli: &Cli) -> anyhow::Result<()> {
         Some(Command::Calibrate(args)) => eviction_args::calibrate(args),
         Some(Command::Download(args)) => download::run(args),
         Some(Command::List) => download::list(),
+        Some(Command::Search(args)) => search::run(args),
+        Some(Command::Show(args)) => show::run(args),
+        Some(Command::Rm(args)) => rm::run(args),
+        Some(Command::Stop(args)) => stop::run(args),
         Some(Command::Ps(args)) => ps::run(args),
+        Some(Command::Config(args)) => config::run(args),
         Some(Command::Doctor(args)) => doctor::run(args),
         Some(Command::Convert(args)) => convert::run(args),
         Some(Command::Longctx(command)) => longctx::run(command),

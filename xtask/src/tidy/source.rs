@@ -11,7 +11,8 @@ const UNSAFE: [&str; 4] =
     ["crates/cpu/", "crates/tensor/", "crates/weights/", "crates/moe-streaming/"];
 
 /// The Hugging Face variables that users have set already.
-const READS_ENVIRONMENT: [&str; 1] = ["crates/hub/src/config.rs"];
+const READS_ENVIRONMENT: [&str; 2] =
+    ["crates/hub/src/config.rs", "crates/server/src/config_file.rs"];
 
 /// Text by other people, whose examples name such paths.
 const QUOTED: [&str; 3] =

@@ -45,6 +45,9 @@ struct State {
     sizes: HashMap<String, u64>,
     names_only: bool,
     storage: String,
+    hub: String,
+    /// Responses to searches, a page each.
+    pages: Vec<String>,
     seen: Vec<Seen>,
 }
 
@@ -62,6 +65,7 @@ impl StandIn {
         let storage = serve(state.clone(), true);
         state.lock().unwrap().storage = format!("http://localhost:{storage}");
         let endpoint = format!("http://127.0.0.1:{}", serve(state.clone(), false));
+        state.lock().unwrap().hub.clone_from(&endpoint);
         Self { state, endpoint, cache: tempfile::tempdir().unwrap() }
     }
 
@@ -85,6 +89,11 @@ impl StandIn {
     /// The listing has neither sizes nor hashes.
     pub fn names_only(&self) {
         self.state.lock().unwrap().names_only = true;
+    }
+
+    /// What a search finds, a page each.
+    pub fn finds(&self, pages: &[&str]) {
+        self.state.lock().unwrap().pages = pages.iter().map(|page| (*page).to_owned()).collect();
     }
 
     /// Requests since the last call.
@@ -164,6 +173,10 @@ fn route(
         let head = format!("{status} No\r\nX-Error-Code: {code}\r\nX-Error-Message: {message}\r\n");
         return none(&head);
     }
+    if path.starts_with("/api/models?") {
+        let (head, page) = search(state, path);
+        return (head, page.into_bytes(), None);
+    }
     if api {
         let known = ["main", "v1", COMMIT]
             .iter()
@@ -200,6 +213,18 @@ fn route(
         }
         None => (format!("200 OK\r\n{head}"), bytes, fault),
     }
+}
+
+/// A page, and where the next one is.
+fn search(state: &State, path: &str) -> (String, String) {
+    let cursor = path.split_once("cursor=").and_then(|(_, n)| n.parse().ok()).unwrap_or(0);
+    let (hub, next) = (&state.hub, cursor + 1);
+    let page = state.pages.get(cursor).cloned().unwrap_or_else(|| "[]".to_owned());
+    let link = match next < state.pages.len() {
+        true => format!("Link: <{hub}/api/models?cursor={next}>; rel=\"next\"\r\n"),
+        false => String::new(),
+    };
+    (format!("200 OK\r\n{link}"), page)
 }
 
 fn listing(state: &State) -> String {

@@ -131,6 +131,21 @@ pub struct Description {
     pub dimensions: usize,
 }
 
+impl Description {
+    /// What it can do, in Ollama's words.
+    #[must_use]
+    pub fn capabilities(&self) -> Vec<&'static str> {
+        let all = [
+            ("completion", self.generates),
+            ("tools", self.calls),
+            ("thinking", self.thinks),
+            ("vision", self.sees),
+            ("embedding", self.dimensions > 0),
+        ];
+        all.into_iter().filter(|(_, has)| *has).map(|(name, _)| name).collect()
+    }
+}
+
 /// Why something cannot be done with a model.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]

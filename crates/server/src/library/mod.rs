@@ -1,7 +1,8 @@
 //! The models of `--models-dir`, and how they are loaded.
 
+mod describe;
 mod pull;
-mod scan;
+pub(crate) mod scan;
 
 use crate::{
     cli::ServeArgs,
@@ -9,6 +10,7 @@ use crate::{
     model::{self, Requests},
     serve::{Loaded, Task, config_of, load, task},
 };
+pub(crate) use describe::describe;
 use scan::{Found, scan};
 use std::{
     collections::BTreeMap,
@@ -17,7 +19,6 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 use taper::{ModelSource, Progress};
-use taper_chat::{ChatTemplate, ReasoningFormat};
 use taper_models::LoadOptions;
 use taper_openai_server::{Description, Library, LibraryError, Listed, Model, ServerConfig, Watch};
 
@@ -188,44 +189,7 @@ impl Library for ModelsDir {
     }
 
     fn describe(&self, name: &str) -> Result<Description, LibraryError> {
-        let source = self.source(name)?;
-        let weights = source.checkpoint().map_err(unusable)?;
-        let config = weights.config();
-        let number = |field: &str| config.get(field).and_then(serde_json::Value::as_u64);
-        let text = |field: &str| config.get(field).and_then(|value| value.as_str());
-        let architecture = text("model_type").unwrap_or_default().to_owned();
-        let context = number("max_position_embeddings").unwrap_or(0);
-        let task = task(&self.args.task, &source).map_err(unusable)?;
-        let mut about = Description {
-            weight_bytes: weights.bytes(),
-            context_length: u32::try_from(context).unwrap_or(u32::MAX),
-            architecture,
-            generates: task == Task::Generate,
-            ..Description::default()
-        };
-        if task == Task::Embed {
-            let size = number("hidden_size").unwrap_or(0);
-            about.dimensions = usize::try_from(size).unwrap_or(0);
-        }
-        if task != Task::Generate {
-            return Ok(about);
-        }
-        let options = LoadOptions::default();
-        let model = taper_models::load(&weights, options).map_err(unusable)?;
-        let info = model.info();
-        info.family.clone_into(&mut about.architecture);
-        (about.parameters, about.weight_bytes) = (info.parameters, info.weight_bytes);
-        about.context_length = u32::try_from(info.max_positions).unwrap_or(u32::MAX);
-        about.template = template(&source);
-        let chats = !about.template.is_empty();
-        let calls = self.args.tool_call_parser.format(&about.template, info.family);
-        about.calls = chats && self.args.enable_auto_tool_choice && !calls.is_none();
-        let thoughts = ReasoningFormat::detect(&about.template, info.family);
-        about.thinks = chats && !thoughts.closers().is_empty();
-        about.sees = chats
-            && self.args.images.limit_mm_per_prompt > 0
-            && config.get("vision_config").is_some();
-        Ok(about)
+        describe(&self.source(name)?, &self.args).map_err(unusable)
     }
 
     fn delete(&self, name: &str) -> Result<(), LibraryError> {
@@ -239,16 +203,5 @@ impl Library for ModelsDir {
 
     fn pull(&self, name: &str, watch: &mut dyn Watch) -> Result<String, LibraryError> {
         pull::pull(&self.dir, name, watch)
-    }
-}
-
-/// A model's own chat template; empty where it has none.
-fn template(source: &ModelSource) -> String {
-    match source {
-        ModelSource::Gguf { file, .. } => file.chat_template().unwrap_or_default().to_owned(),
-        _ => source
-            .dir()
-            .and_then(|dir| ChatTemplate::load(dir).ok())
-            .map_or_else(String::new, |template| template.source().to_owned()),
     }
 }

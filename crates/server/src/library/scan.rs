@@ -13,13 +13,13 @@ const DEPTH: usize = 4;
 
 /// A model on the disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Found {
-    pub(super) path: PathBuf,
+pub(crate) struct Found {
+    pub(crate) path: PathBuf,
     /// Its name on the hub.
-    pub(super) id: Option<String>,
-    pub(super) gguf: bool,
-    pub(super) bytes: u64,
-    pub(super) modified: SystemTime,
+    pub(crate) id: Option<String>,
+    pub(crate) gguf: bool,
+    pub(crate) bytes: u64,
+    pub(crate) modified: SystemTime,
 }
 
 /// The models below a directory, by their names: that of the directory or file, or, where several have it,
@@ -27,7 +27,7 @@ pub(super) struct Found {
 ///
 /// # Errors
 /// `root` cannot be read.
-pub(super) fn scan(root: &Path) -> Result<BTreeMap<String, Found>, HubError> {
+pub(crate) fn scan(root: &Path) -> Result<BTreeMap<String, Found>, HubError> {
     let mut found = Vec::new();
     let entries = fs::read_dir(root);
     let read = |source| HubError::Io { path: root.to_owned(), source };
@@ -122,7 +122,7 @@ fn size_of_file(path: &Path) -> (u64, SystemTime) {
 }
 
 /// All files of a GGUF file of several parts.
-pub(super) fn parts(first: &Path) -> Vec<PathBuf> {
+pub(crate) fn parts(first: &Path) -> Vec<PathBuf> {
     let name = first.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let Some((stem, rest)) = name.split_once("-00001-of-") else { return vec![first.to_owned()] };
     let is_part = |file: &PathBuf| {
@@ -133,7 +133,7 @@ pub(super) fn parts(first: &Path) -> Vec<PathBuf> {
 }
 
 /// Deletes a model's files.
-pub(super) fn delete(model: &Found) -> io::Result<()> {
+pub(crate) fn delete(model: &Found) -> io::Result<()> {
     if model.gguf {
         return parts(&model.path).iter().try_for_each(fs::remove_file);
     }

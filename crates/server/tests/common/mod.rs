@@ -17,6 +17,8 @@ use std::{
 pub(crate) const BINARY: &str = env!("CARGO_BIN_EXE_taper");
 /// Longer than any build of any machine should need.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// A place without a file of flags: that of the user is none of the tests' business.
+pub(crate) const NO_CONFIG: (&str, &str) = ("XDG_CONFIG_HOME", env!("CARGO_TARGET_TMPDIR"));
 
 /// A running server; it is killed when dropped.
 #[derive(Debug)]
@@ -37,7 +39,7 @@ impl Server {
     pub(crate) fn start_in(args: &[&str], variables: &[(&str, &str)]) -> Self {
         let start = Instant::now();
         let mut command = Command::new(BINARY);
-        command.envs(variables.iter().copied());
+        command.envs([NO_CONFIG]).envs(variables.iter().copied());
         if !args.contains(&"--log-level") {
             command.env("RUST_LOG", "warn");
         }
@@ -178,6 +180,7 @@ pub(crate) fn chat(text: &str, fields: Value) -> Value {
 pub(crate) fn taper_child(args: &[&str]) -> Child {
     Command::new(BINARY)
         .args(args)
+        .envs([NO_CONFIG])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

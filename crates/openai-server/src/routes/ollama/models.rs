@@ -140,7 +140,7 @@ pub(in crate::routes) fn shown_of<'a>(
         template: &of.template,
         details: about.details,
         model_info: model_info(of),
-        capabilities: capabilities(of),
+        capabilities: of.capabilities(),
         modified_at: about.modified_at,
     }
 }
@@ -178,15 +178,4 @@ fn model_info(of: &Description) -> Map<String, Value> {
         all.insert("general.parameter_count".to_owned(), json!(of.parameters));
     }
     all
-}
-
-fn capabilities(of: &Description) -> Vec<&'static str> {
-    let all = [
-        ("completion", of.generates),
-        ("tools", of.calls),
-        ("thinking", of.thinks),
-        ("vision", of.sees),
-        ("embedding", of.dimensions > 0),
-    ];
-    all.into_iter().filter(|(_, has)| *has).map(|(name, _)| name).collect()
 }
