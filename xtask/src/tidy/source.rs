@@ -10,7 +10,7 @@ const TOO_LONG: usize = 1000;
 const UNSAFE: [&str; 4] =
     ["crates/cpu/", "crates/tensor/", "crates/weights/", "crates/moe-streaming/"];
 
-/// The Hugging Face variables that users have set already.
+/// The Hugging Face variables that users have set already, and the place of the file of flags.
 const READS_ENVIRONMENT: [&str; 2] =
     ["crates/hub/src/config.rs", "crates/server/src/config_file.rs"];
 
