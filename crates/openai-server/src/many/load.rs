@@ -1,8 +1,8 @@
 //! Loading a model, which makes room first, and unloading one.
 
 use super::{
-    LOOK, LibraryError, Models, Served,
-    table::{Leaving, Phase as Stands, Reason, Room},
+    LOOK, LibraryError, ModelPhase, Models, Served,
+    table::{Leaving, Reason, Room},
 };
 use crate::{
     errors::ApiError,
@@ -168,11 +168,10 @@ impl Models {
         let deadline = Time::now() + self.0.models.patience;
         loop {
             let turn = self.0.loading.lock().await;
-            let phase = self.table().seen().get(name).map(|seen| seen.phase);
-            match phase {
-                None => return Ok(turn),
-                Some(Stands::Unloading) => drop(turn),
-                Some(_) => break,
+            match self.table().phase(name) {
+                ModelPhase::Unloaded => return Ok(turn),
+                ModelPhase::Unloading => drop(turn),
+                ModelPhase::Loading | ModelPhase::Loaded => break,
             }
             if !self.another_look(&mut changes, deadline).await {
                 break;

@@ -54,6 +54,16 @@ enum State<T, L> {
     Unloading,
 }
 
+impl<T, L> State<T, L> {
+    fn phase(&self) -> Phase {
+        match self {
+            Self::Loading(_) => Phase::Loading,
+            Self::Loaded(_) => Phase::Loaded,
+            Self::Unloading => Phase::Unloading,
+        }
+    }
+}
+
 #[derive(Debug)]
 struct Slot<T, L> {
     /// Tells a model from one of its name that was loaded before.
@@ -299,7 +309,12 @@ impl<T: Clone, L: Clone> Table<T, L> {
 
     /// Whether the memory of a model has been given back, or was never taken.
     pub(crate) fn is_gone(&self, name: &str) -> bool {
-        !self.slots.contains_key(name)
+        self.phase(name) == Phase::Unloaded
+    }
+
+    /// Where a model stands.
+    pub(crate) fn phase(&self, name: &str) -> Phase {
+        self.slots.get(name).map_or(Phase::Unloaded, |slot| slot.state.phase())
     }
 
     /// The models that have to be unloaded now. `idle` says whether one computes nothing: a response may
@@ -333,11 +348,11 @@ impl<T: Clone, L: Clone> Table<T, L> {
     /// What has a slot, by name.
     pub(crate) fn seen(&self) -> BTreeMap<String, Seen<T>> {
         let one = |(name, slot): (&String, &Slot<T, L>)| {
-            let (phase, model) = match &slot.state {
-                State::Loading(_) => (Phase::Loading, None),
-                State::Loaded(model) => (Phase::Loaded, Some(model.clone())),
-                State::Unloading => (Phase::Unloading, None),
+            let model = match &slot.state {
+                State::Loaded(model) => Some(model.clone()),
+                State::Loading(_) | State::Unloading => None,
             };
+            let phase = slot.state.phase();
             let Slot { bytes, uses, turn, used, keep, pinned, .. } = *slot;
             let bytes = bytes.unwrap_or(0);
             (name.clone(), Seen { phase, model, bytes, uses, turn, used, keep, pinned })
