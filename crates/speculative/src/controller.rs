@@ -3,6 +3,7 @@
 use crate::{
     Costs,
     book::Book,
+    costs::STALE,
     track::{Acceptance, Track},
 };
 use std::{
@@ -50,6 +51,8 @@ pub struct Controller {
     tracks: HashMap<SeqId, Track>,
     /// What drafts of all sequences were like.
     usual: Option<Acceptance>,
+    /// Steps since the last one with drafts.
+    plain: u32,
     /// By the number of sequences.
     books: BTreeMap<usize, Book>,
 }
@@ -140,6 +143,11 @@ impl Controller {
     ) {
         let drafted: usize = seqs.iter().map(|seq| seq.drafted).sum();
         self.costs.learn(seqs.len(), drafted, took);
+        self.plain = if drafted > 0 { 0 } else { self.plain + 1 };
+        if self.plain >= STALE {
+            self.plain = 0;
+            self.usual.iter_mut().for_each(|usual| usual.forget(expected));
+        }
         let accepted: usize = seqs.iter().map(|seq| seq.accepted).sum();
         let plain = self.costs.plain(seqs.len());
         let book = self.books.entry(seqs.len()).or_default();

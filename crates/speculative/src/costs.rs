@@ -15,6 +15,9 @@ const OUTLIER: f64 = 2.0;
 const FIRST: f64 = 0.15;
 /// Steps without drafts that are measured before there are any.
 const SETTLED: u32 = 3;
+/// Steps without drafts after which what was learnt of drafts is forgotten: the machine may have been busy with something
+/// else when it was measured, and what seems too dear is never measured again.
+pub(crate) const STALE: u32 = 1024;
 
 /// Numbers of drafted tokens whose steps are measured; those in between count for the nearest. Few numbers
 /// have many measurements each: the cheapest of many that are little known is not cheap.
@@ -39,14 +42,36 @@ impl Mean {
     }
 }
 
+/// Steps of so many sequences.
+#[derive(Debug, Clone, Copy, Default)]
+struct Steps {
+    /// By drafted tokens, as [`MEASURED`].
+    means: [Mean; MEASURED.len()],
+    /// Steps since the last one with drafts.
+    plain: u32,
+}
+
+impl Steps {
+    fn add(&mut self, at: usize, seconds: f64) {
+        self.means[at].add(seconds);
+        self.plain = if at == 0 { self.plain + 1 } else { 0 };
+        if self.plain >= STALE {
+            self.means[1..].fill(Mean::default());
+            self.plain = 0;
+        }
+    }
+}
+
 /// Time of a step by the number of its sequences and of the tokens that are drafted for them: running
 /// means of what was measured, and in between what these suggest.
 #[derive(Debug, Clone, Default)]
 pub struct Costs {
-    /// By sequences; then by drafted tokens, as [`MEASURED`].
-    steps: BTreeMap<usize, [Mean; MEASURED.len()]>,
+    /// By sequences.
+    steps: BTreeMap<usize, Steps>,
     /// Of proposing a token.
     proposal: Mean,
+    /// Steps since the last proposal.
+    unproposed: u32,
 }
 
 impl Costs {
@@ -62,21 +87,27 @@ impl Costs {
             return;
         }
         let steps = self.steps.entry(sequences).or_default();
-        let (plain, seconds) = (steps[0].seconds, took.as_secs_f64());
+        let (plain, seconds) = (steps.means[0].seconds, took.as_secs_f64());
         let nearest = (0..MEASURED.len()).min_by_key(|&i| MEASURED[i].abs_diff(drafted));
         let at = nearest.unwrap_or_default();
         // As if the step had had that many drafted tokens.
         let scale = MEASURED[at] as f64 / drafted.max(1) as f64;
-        steps[at].add(match drafted {
+        let seconds = match drafted {
             0 => seconds,
             _ => plain + (seconds - plain) * scale,
-        });
+        };
+        steps.add(at, seconds);
+        self.unproposed += 1;
+        if self.unproposed >= STALE {
+            (self.proposal, self.unproposed) = (Mean::default(), 0);
+        }
     }
 
     /// Proposing so many tokens took so long, beside the step.
     pub fn learn_proposals(&mut self, tokens: usize, took: Duration) {
         if tokens > 0 {
             self.proposal.add(took.as_secs_f64() / tokens as f64);
+            self.unproposed = 0;
         }
     }
 
@@ -90,7 +121,7 @@ impl Costs {
     /// where there is nothing to go by.
     #[must_use]
     pub fn ratio(&self, sequences: usize, drafted: usize) -> Option<f64> {
-        let steps = self.steps.get(&sequences)?;
+        let steps = &self.steps.get(&sequences)?.means;
         let plain = steps[0].seconds;
         if steps[0].count < SETTLED || drafted > MOST_DRAFTED || plain <= 0.0 {
             return None;
@@ -110,7 +141,7 @@ impl Costs {
 
     /// Seconds of a step without drafts, once it is known.
     pub(crate) fn plain(&self, sequences: usize) -> Option<f64> {
-        let plain = self.steps.get(&sequences)?.first()?;
+        let plain = self.steps.get(&sequences)?.means.first()?;
         (plain.count >= SETTLED).then_some(plain.seconds)
     }
 }
@@ -148,6 +179,24 @@ mod tests {
         assert_eq!(costs(&[(3, 10)]).ratio(1, 3), None);
         assert_eq!(costs(&[(0, 10)]).ratio(2, 1), None);
         assert_eq!(costs(&[(0, 10)]).ratio(1, 65), None);
+    }
+
+    #[test]
+    fn what_drafts_cost_is_forgotten_when_nothing_is_drafted() {
+        let mut costs = costs(&[(0, 10), (2, 90)]);
+        costs.learn_proposals(1, Duration::from_millis(50));
+        let plain = |costs: &mut Costs, n| {
+            (0..n).for_each(|_| costs.learn(1, 0, Duration::from_millis(10)));
+        };
+        plain(&mut costs, STALE - 10);
+        assert!(costs.ratio(1, 2) > Some(8.0) && costs.proposal(1) > 4.0);
+        plain(&mut costs, 10);
+        assert_eq!((costs.ratio(1, 2), costs.proposal(1)), (Some(1.0 + 2.0 * FIRST), 0.0));
+        // What is measured goes on to count.
+        costs.learn(1, 2, Duration::from_millis(12));
+        plain(&mut costs, STALE - 1);
+        let kept = costs.ratio(1, 2).unwrap();
+        assert!((kept - 1.2).abs() < 1e-9, "{kept}");
     }
 
     #[test]

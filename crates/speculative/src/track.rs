@@ -74,7 +74,8 @@ impl Acceptance {
         self.see(class, drafted, accepted, Self::LASTING);
     }
 
-    fn forget(&mut self, expected: &dyn Fn(usize) -> f32) {
+    /// Goes half of the way to what was expected.
+    pub(crate) fn forget(&mut self, expected: &dyn Fn(usize) -> f32) {
         for (class, of) in self.classes.iter_mut().enumerate() {
             of.iter_mut().for_each(|chance| chance.forget(expected(class)));
         }

@@ -62,3 +62,45 @@ fn sequences_share_a_step_by_what_they_promise() {
     assert_eq!(controller.choose(2, 1, &proposals, &expected), [0, 1], "no room for more");
     assert_eq!(controller.choose(3, 64, &proposals, &expected), [0, 0], "such steps are unknown");
 }
+
+#[test]
+fn a_proposal_that_was_slow_once_is_tried_again() {
+    let mut controller = Controller::default();
+    let expected = |_: usize| 0.5;
+    let plain = Verified { id: ID, class: None, drafted: 0, accepted: 0 };
+    let step = |controller: &mut Controller| {
+        controller.learn(&[plain], (Duration::from_millis(10), Duration::ZERO), &expected);
+    };
+    (0..3).for_each(|_| step(&mut controller));
+    controller.choose(1, 64, &[Proposal { id: ID, len: 4, class: 2 }], &expected);
+    controller.learn_proposals(1, Duration::from_secs(1));
+    assert_eq!(controller.most(ID, 1), 0);
+    (0..1024).for_each(|_| step(&mut controller));
+    assert!(controller.most(ID, 1) > 0);
+}
+
+#[test]
+fn wrong_drafts_of_earlier_sequences_are_no_reason_for_ever() {
+    let mut controller = Controller::default();
+    let expected = |_: usize| 0.7;
+    let step = |controller: &mut Controller, id, drafted, millis| {
+        let class = Some(2).filter(|_| drafted > 0);
+        let seen = Verified { id: SeqId(id), class, drafted, accepted: 0 };
+        controller.learn(&[seen], (Duration::from_millis(millis), Duration::ZERO), &expected);
+    };
+    let choose = |controller: &mut Controller, id| {
+        let proposal = Proposal { id: SeqId(id), len: 1, class: 2 };
+        controller.choose(1, 64, &[proposal], &expected)[0]
+    };
+    (0..3).for_each(|_| step(&mut controller, 1, 0, 10));
+    assert_eq!(choose(&mut controller, 1), 1);
+    (0..8).for_each(|_| step(&mut controller, 1, 1, 13));
+    controller.forget(SeqId(1));
+    assert_eq!(choose(&mut controller, 2), 0);
+    // Outputs too short to try again by themselves.
+    for id in 2..100 {
+        (0..50).for_each(|_| step(&mut controller, id, 0, 10));
+        controller.forget(SeqId(id));
+    }
+    assert_eq!(choose(&mut controller, 100), 1);
+}
