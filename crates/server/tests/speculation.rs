@@ -141,8 +141,15 @@ fn a_head_changes_no_text() {
         fs::copy(&file, dir.path().join(file.file_name().unwrap())).unwrap();
     }
     fs::copy(demo.join("tokenizer.json"), dir.path().join("tokenizer.json")).unwrap();
-    let config = r#"{"method": "mtp", "num_speculative_tokens": 2}"#;
     let dir = dir.path().to_str().unwrap();
+    // Whether a draft is worth a step depends on what the first steps cost, and a busy machine may say no. The next
+    // server has learnt nothing.
+    assert!((0..20).any(|_| accepted_of_a_head(dir) > 0.0));
+}
+
+/// Tokens of a head's drafts that were right, of answers that are compared.
+fn accepted_of_a_head(dir: &str) -> f64 {
+    let config = r#"{"method": "mtp", "num_speculative_tokens": 2}"#;
     let server = Server::start(&[dir, "--max-num-seqs", "2", "--speculative-config", config]);
     for (seed, temperature) in [(1, 0.0), (2, 0.7)] {
         let fields = json!({ "max_tokens": 70, "temperature": temperature, "seed": seed, "n": 2 });
@@ -151,7 +158,7 @@ fn a_head_changes_no_text() {
         off["max_draft_tokens"] = json!(0);
         assert_eq!(content(server.ask(PATH, &asked)), content(server.ask(PATH, &off)));
     }
-    assert!(server.metric("vllm:spec_decode_num_accepted_tokens_total") > 0.0);
     let metrics = server.get("/metrics").body;
     assert!(metrics.contains("method=\"mtp\",num_speculative_tokens=\"2\""), "{metrics}");
+    server.metric("vllm:spec_decode_num_accepted_tokens_total")
 }
