@@ -164,6 +164,12 @@ fn others() -> Vec<Case> {
         (affine(8, 32, DType::F16), 64, sigmoid, nemotron),
         (Stored::Dense(DType::F32), 64, Routing::softmax(3, false), Extras { idle: 4, ..PLAIN }),
         (Stored::Dense(DType::F32), 64, sigmoid, Extras { shared: Some(true), ..PLAIN }),
+        (
+            Stored::Dense(DType::F32),
+            64,
+            sigmoid,
+            Extras { shared: Some(true), residual: false, ..PLAIN },
+        ),
         (Stored::Mxfp4, 64, sigmoid, Extras { activation: gelu, residual: false, ..PLAIN }),
         (affine(4, 64, DType::F16), 64, sigmoid, Extras { norm: true, residual: false, ..PLAIN }),
         (Stored::Dense(DType::BF16), 96, sigmoid, Extras { norm: true, residual: false, ..PLAIN }),
